@@ -10,18 +10,30 @@ use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, o
 use deuteron_codegen::library::{LibraryCall, LibraryEpilogue, LibraryLaunch, LibraryMatmul, Operand};
 use deuteron_codegen::matmul_shape::{Matrix, lower_matmul_shape};
 use deuteron_graph::{Activation, Composite, Dtype, NodeId, Shape};
-use deuteron_plan::{Chain, Draft, Layout, Link, Step, epilogue_steps, primitive_work};
+use deuteron_plan::{Chain, Draft, Layout, Link, Step, Work, epilogue_steps, primitive_work};
 
-use super::cuda::plain;
+use super::cuda::{hopper, mma, plain};
 
 /// Matmuls of a vendor's library.
 pub struct LibraryFamily;
 
 impl Family<CudaTarget> for LibraryFamily {
-    fn offer<'a>(&self, request: Request<'a>, _: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
+    fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
         let lowered = lower(&group, &fit(&group)?)?;
-        offered(move || primitive_work(&group), move || kernel(&lowered))
+        let microseconds = microseconds(&lowered, target);
+        offered(move || Work { microseconds, ..primitive_work(&group) }, move || kernel(&lowered))
+    }
+}
+
+/// Time of a call, where it was measured: floats on Hopper.
+fn microseconds(matmul: &LibraryMatmul, target: &CudaTarget) -> Option<f64> {
+    let LibraryMatmul { call, shape, .. } = matmul;
+    match call.dtype {
+        _ if !target.arch.has_wgmma() => None,
+        Dtype::F16 | Dtype::Bf16 => Some(hopper::library_us(shape, call.epilogue)),
+        Dtype::F32 => Some(mma::library_f32_us(shape, target)),
+        Dtype::I8 | Dtype::F8e4m3 | Dtype::I32 | Dtype::Bool => None,
     }
 }
 

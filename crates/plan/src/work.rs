@@ -107,6 +107,9 @@ pub struct Work {
     pub live_rows: usize,
     /// how long blocks of a GPU's kernel wait for others of it, in meetings of all of them
     pub waits: f64,
+    /// time of the kernel, its launch included, where its family has a formula that was fitted to measured kernels: the family chooses among
+    /// its kernels by it, so the planner takes the same number instead of its own estimate
+    pub microseconds: Option<f64>,
     /// why separate kernels are faster although the numbers above do not show it: a search does not take it
     pub drawback: Option<&'static str>,
     /// what every worker does for itself before its share of the rest

@@ -102,6 +102,43 @@ fn more_rows_never_cost_less() {
     }
 }
 
+/// The rows of matmuls on an H200: sizes, what follows, and the time of the faster one of our best kernel and the library.
+fn measured_matmuls() -> Vec<([usize; 3], String, f64)> {
+    let row = |line: &str| {
+        let first: Vec<&str> = line.split(',').take(4).collect();
+        let size = [0, 1, 2].map(|at| first[at].parse().unwrap());
+        // From the end: date, commit, torch, driver, device, two times of others, library, kernel. Names of kernels have commas.
+        let times = line.rsplit(',').skip(7).take(2).filter_map(|us| us.parse::<f64>().ok());
+        (size, first[3].to_string(), times.fold(f64::INFINITY, f64::min))
+    };
+    include_str!("../../../../bench/results/h200-matmul.csv").lines().skip(1).map(row).collect()
+}
+
+#[test]
+fn matmuls_are_priced_as_they_were_measured() {
+    let machine = Machine::profile("h200").unwrap();
+    let target = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
+    let mut errors = Vec::new();
+    for ([m, k, n], follows, measured) in measured_matmuls() {
+        let bias = format!("c = weight bf16[{n}] ; z = add y c");
+        let residual = format!("{bias} ; r = input bf16[{m},{n}] ; s = add z r");
+        let follows = match follows.as_str() {
+            "none" => "out y".to_string(),
+            "bias" => format!("{bias} ; out z"),
+            "gelu" => format!("{bias} ; a = gelu z ; out a"),
+            "residual" => format!("{residual} ; out s"),
+            "norm" => format!("{residual} ; t = layer_norm s g[{n}] b[{n}] ; out s t"),
+            other => panic!("{other}"),
+        };
+        let text = format!("x = input bf16[{m},{k}] ; w = weight bf16[{k},{n}] ; y = matmul x w ; {follows}");
+        let us = plan(&text.parse().unwrap(), target, Strategy::Fused, &[]).unwrap().time().us();
+        assert!((0.7..1.3).contains(&(us / measured)), "{text}: {us:.1} us for {measured:.1}");
+        errors.push((us / measured - 1.0).abs());
+    }
+    errors.sort_by(f64::total_cmp);
+    assert!(errors.len() > 40 && errors[errors.len() / 2] < 0.1, "{errors:?}");
+}
+
 #[test]
 fn fusing_into_narrow_rows_is_predicted_to_lose_and_into_long_ones_to_win() {
     let lost = "x = input f32[20000,3] ; g = gelu x kind=erf ; y = row_sum g ; out y";

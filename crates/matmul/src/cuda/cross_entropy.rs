@@ -15,7 +15,7 @@ use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
 use deuteron_codegen::tile::{self, Part};
 use deuteron_graph::{Dtype, NodeId};
-use deuteron_plan::{Draft, Link, primitive_work};
+use deuteron_plan::{Draft, Link, Work, primitive_work};
 
 use super::hopper::{self, HopperKernel, HopperTile, MAX_SIZE, ROWS};
 use crate::kernel::{Matmul, MatmulLaunch};
@@ -31,11 +31,13 @@ impl Family<CudaTarget> for CrossEntropyFamily {
         match group.structure.chain()?.links.as_slice() {
             [Link::CrossEntropy(link)] => {
                 let kernel = ForwardKernel::fit(&group, link, target)?;
-                offered(move || primitive_work(&group), move || kernel.kernel(target))
+                let microseconds = Some(kernel.microseconds(target));
+                offered(move || Work { microseconds, ..primitive_work(&group) }, move || kernel.kernel(target))
             }
             [Link::CrossEntropyGradient(link)] => {
                 let kernel = BackwardKernel::fit(&group, link, target)?;
-                offered(move || primitive_work(&group), move || kernel.kernel(target))
+                let microseconds = Some(kernel.microseconds(target));
+                offered(move || Work { microseconds, ..primitive_work(&group) }, move || kernel.kernel(target))
             }
             _ => None,
         }

@@ -26,6 +26,7 @@ mod time;
 pub(super) use self::maps::{is_fit_for_map, pad_to_maps};
 pub use self::tile::{HopperTile, Sharing, WIDTHS};
 pub(super) use self::tile::{Types, fastest_routed, fastest_walk, walk_us};
+pub(crate) use self::time::library_us;
 
 use std::fmt::Write as _;
 
@@ -46,7 +47,7 @@ use deuteron_plan::{Draft, Work, primitive_work};
 use self::ending::{CLUSTER, MappedRows, PAIR, column_sums, draws, reduces, stores};
 use self::made::{MadeRows, first_rows};
 use self::tile::{TURNS, tiles};
-use self::time::{FETCHED, Following, library_us, made_beside, made_us, rows_us, tile_us, warps_us};
+use self::time::{FETCHED, Following, made_beside, made_us, rows_us, tile_us, warps_us};
 use super::sides;
 use crate::fit::{self, MatmulFit};
 use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch, PROLOGUE_ROWS};
@@ -112,7 +113,8 @@ impl Family<CudaTarget> for HopperFamily {
         let drawback = kernel.drawback(target);
         let updates = kernel.matmul.updates(&kernel.launch, request.in_place);
         let kernel = HopperKernel { updates, ..kernel };
-        offered(move || Work { drawback, ..primitive_work(&group) }, move || kernel.kernel(target))
+        let microseconds = Some(ours);
+        offered(move || Work { microseconds, drawback, ..primitive_work(&group) }, move || kernel.kernel(target))
     }
 }
 

@@ -27,7 +27,7 @@ use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, o
 use deuteron_codegen::matmul_shape::{MatmulShape, Matrix};
 use deuteron_codegen::tile::{self, Part};
 use deuteron_graph::{Dtype, MAX_RANK};
-use deuteron_plan::{Draft, primitive_work};
+use deuteron_plan::{Draft, Work, primitive_work};
 
 use super::hopper::{Types, widens};
 use super::mma_time::{self, Problem};
@@ -75,11 +75,14 @@ impl Family<CudaTarget> for MmaFamily {
             return None;
         }
         let problem = problem(&fit, target);
-        if library_microseconds(&group, &fit, &problem) < problem.microseconds(fastest(&problem)) {
+        let ours = problem.microseconds(fastest(&problem));
+        if library_microseconds(&group, &fit, &problem) < ours {
             return None;
         }
+        // Measured on Hopper alone.
+        let microseconds = target.arch.has_wgmma().then_some(ours);
         offered(
-            move || primitive_work(&group),
+            move || Work { microseconds, ..primitive_work(&group) },
             move || MmaKernel::new(sides::lower(&group, fit), target).kernel(target),
         )
     }
@@ -239,6 +242,8 @@ pub(super) fn axis_words(tiles: [usize; 2], shape: &MatmulShape, bytes: usize) -
     let axes = std::iter::repeat_n([1, 0, 0], missing).chain(axes).flatten();
     tiles.into_iter().chain(axes).map(|number| Word::Number(number as u64)).collect()
 }
+
+pub(crate) use super::mma_time::library_f32_us;
 
 pub(super) fn problem<'a>(fit: &'a MatmulFit, target: &CudaTarget) -> Problem<'a> {
     let [a, b] = &fit.operands;

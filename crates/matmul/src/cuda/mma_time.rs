@@ -37,6 +37,12 @@ fn rates(arch: Arch) -> Rates {
 /// A launch by any kernel, in microseconds.
 const START: f64 = 2.5;
 
+/// Time of a matmul of f32 by the library.
+pub(crate) fn library_f32_us(shape: &MatmulShape, target: &CudaTarget) -> f64 {
+    let flops = 2.0 * (shape.m * shape.n * shape.batches()) as f64 * shape.k as f64;
+    START + flops / (rates(target.arch).library_f32 * 1e6 * target.processors as f64)
+}
+
 /// A matmul whose time is asked for.
 pub(super) struct Problem<'a> {
     shape: &'a MatmulShape,

@@ -11,7 +11,7 @@ use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, o
 use deuteron_codegen::matmul_shape::{MatmulShape, Matrix};
 use deuteron_codegen::tile::tensor_map::Mapped;
 use deuteron_graph::Dtype;
-use deuteron_plan::{Draft, primitive_work};
+use deuteron_plan::{Draft, Work, primitive_work};
 
 use super::hopper::{HopperKernel, HopperTile, is_fit_for_map, widens};
 use super::mma;
@@ -50,10 +50,12 @@ impl Family<CudaTarget> for RealignedFamily {
         let others =
             mma::library_microseconds(&group, &fit, &problem).min(problem.microseconds(mma::fastest(&problem)));
         let kernel = RealignedKernel::of(&group, target)?;
-        if others < kernel.microseconds(target) {
+        let ours = kernel.microseconds(target);
+        if others < ours {
             return None;
         }
-        offered(move || primitive_work(&group), move || kernel.kernel(target))
+        let work = move || Work { microseconds: Some(ours), ..primitive_work(&group) };
+        offered(work, move || kernel.kernel(target))
     }
 }
 

@@ -4,6 +4,7 @@ use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::body::{Access, ArgSpec, Body, Expr, Exprs, Stage};
 use deuteron_codegen::cuda::grid::Word;
 use deuteron_codegen::cuda::row::sides::Side;
+use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::linear::earlier_sums;
 use deuteron_graph::Dtype;
 use deuteron_plan::Draft;
@@ -38,6 +39,24 @@ pub(super) fn lower_few(draft: &Draft, fit: MatmulFit) -> LoweredMatmul {
         prologue.body = earlier_sums(&prologue.body).body;
     }
     lowered
+}
+
+/// Bytes of weights that arrive in a microsecond beside a grid that starts and ends.
+const FEW_ROWS_RATE: f64 = 3.3e6;
+
+/// Elements of the left operand that a block makes in a microsecond.
+const MADE_RATE: f64 = 8e3;
+
+/// Time of a matmul of few rows on Hopper, where such matmuls were measured, from what it takes besides its bytes with one row, and more with
+/// each doubling of the rows.
+pub(super) fn few_rows_us(fit: &MatmulFit, [one, doubled]: [f64; 2], target: &CudaTarget) -> Option<f64> {
+    let (shape, [_, weights]) = (&fit.shape, &fit.operands);
+    let bytes = shape.k * shape.n * weights.dtype.bytes();
+    // Every block makes the rows of the left operand for itself, before it multiplies anything.
+    let made = if fit.prologue.is_empty() { 0 } else { shape.m * shape.k };
+    let made = made as f64 / MADE_RATE;
+    let us = one + doubled * (shape.m.max(1) as f64).log2() + made + bytes as f64 / FEW_ROWS_RATE;
+    target.arch.has_wgmma().then_some(us)
 }
 
 /// What makes the left operand, by vectors of so many columns.

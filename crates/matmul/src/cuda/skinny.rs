@@ -22,7 +22,7 @@ use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, offered};
 use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_graph::Dtype;
-use deuteron_plan::{Draft, primitive_work};
+use deuteron_plan::{Draft, Work, primitive_work};
 
 use super::sides::{self, Sides};
 use crate::fit::{self, MatmulFit};
@@ -41,6 +41,8 @@ const LEFT_BYTES: usize = 56 << 10;
 const MORE_LEFT_BYTES: usize = 97 << 10;
 /// Columns, at most: they are counted by 32 bits, as are strips beyond the last one.
 const COLUMNS: usize = 1 << 30;
+/// Microseconds that a launch takes besides its bytes, of one row and of twice as many each: fitted to `h200-ffn.csv`.
+const VECTOR_US: [f64; 2] = [2.7, 0.85];
 /// Rows of B that a part of a cluster has, at least.
 const PART: usize = 32;
 
@@ -51,8 +53,9 @@ impl Family<CudaTarget> for SkinnyFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
         let fit = fit(&group, target.arch)?;
+        let microseconds = sides::few_rows_us(&fit, VECTOR_US, target);
         offered(
-            move || primitive_work(&group),
+            move || Work { microseconds, ..primitive_work(&group) },
             move || SkinnyKernel::new(sides::lower_few(&group, fit), target).kernel(target),
         )
     }

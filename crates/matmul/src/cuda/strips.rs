@@ -13,7 +13,7 @@ use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, o
 use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_codegen::tile::{Part, text_beside};
 use deuteron_graph::Dtype;
-use deuteron_plan::{Draft, primitive_work};
+use deuteron_plan::{Draft, Work, primitive_work};
 
 use super::sides::{self, Sides};
 use crate::fit::{self, MatmulFit};
@@ -39,6 +39,8 @@ const PART: usize = 4 * DEEP;
 const FEW_COLUMNS: usize = 512;
 /// Bytes of shared memory that are left to barriers and to the system.
 const SPARE: usize = 1024;
+/// Microseconds that a launch takes besides its bytes, of one row and of twice as many each: fitted to `h200-layers.csv`.
+const MATRIX_US: [f64; 2] = [3.0, 0.65];
 /// Sizes are below: they are counted by 32 bits.
 const MOST: usize = 1 << 30;
 
@@ -49,8 +51,9 @@ impl Family<CudaTarget> for StripsFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
         let (fit, config) = fit(&group, target)?;
+        let microseconds = sides::few_rows_us(&fit, MATRIX_US, target);
         offered(
-            move || primitive_work(&group),
+            move || Work { microseconds, ..primitive_work(&group) },
             move || StripsKernel::new(sides::lower_few(&group, fit), config).kernel(target),
         )
     }

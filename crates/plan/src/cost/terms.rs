@@ -70,7 +70,8 @@ pub struct Cost {
     pub matrix: Seconds,
     /// vector units
     pub vector: Seconds,
-    /// all of it: `launch + max(memory + cache, compute) + exposed * min`
+    /// all of it: `launch + max(memory + cache, compute) + exposed * min`; of a kernel whose family states its time, that time, or
+    /// `launch + memory` where it is longer. What that time has beyond the launch is in `matrix` then, with the cache's part.
     pub total: Seconds,
     /// what limits it
     pub bound: Bound,
@@ -99,18 +100,28 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    pub fn into_cost(self, machine: &Machine, correction: f64, work: &Work, traffic: Traffic, cached: Bytes) -> Cost {
+    /// Time after the launch, from the parts.
+    fn busy(&self, machine: &Machine) -> Seconds {
         let both = self.matrix.max(self.vector) + self.matrix.min(self.vector) * self.serial;
         let moved = self.memory + self.cache;
-        let exposed = machine.get(Quantity::Exposed);
-        let busy = both.max(moved) + both.min(moved) * exposed;
+        both.max(moved) + both.min(moved) * machine.get(Quantity::Exposed)
+    }
+
+    pub fn into_cost(self, machine: &Machine, correction: f64, work: &Work, traffic: Traffic, cached: Bytes) -> Cost {
+        let (matrix, cache, busy) = match work.microseconds {
+            Some(us) => {
+                let stated = (Seconds::from_us(us) - self.launch).max(Seconds(0.0));
+                (stated, Seconds(0.0), stated.max(self.memory))
+            }
+            None => (self.matrix, self.cache, self.busy(machine)),
+        };
         // A correction never makes a kernel faster than main memory delivers its bytes.
         let total = self.launch + (busy * correction).max(self.memory.min(busy));
         let longest = [
             (self.launch, Bound::Launch),
             (self.memory, Bound::Memory),
-            (self.cache, Bound::Cache),
-            (self.matrix, Bound::Matrix),
+            (cache, Bound::Cache),
+            (matrix, Bound::Matrix),
             (self.vector, Bound::Vector),
         ];
         let bound =
@@ -124,8 +135,8 @@ impl Parts {
             resources: self.resources,
             launch: self.launch,
             memory: self.memory,
-            cache: self.cache,
-            matrix: self.matrix,
+            cache,
+            matrix,
             vector: self.vector,
             total,
             bound,

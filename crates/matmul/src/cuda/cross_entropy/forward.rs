@@ -8,10 +8,13 @@ use deuteron_graph::NodeId;
 use deuteron_plan::{CrossEntropyLink, Draft};
 
 use super::{Logits, TARGETS, namespace};
-use crate::cuda::hopper::{HopperKernel, ZEROS};
+use crate::cuda::hopper::{HopperKernel, ZEROS, walk_us};
 
 /// Threads of a block of `combine.cu`.
 const COMBINE_THREADS: usize = 256;
+/// Microseconds that it takes at any size, and bytes that it reads in one.
+const COMBINE_US: f64 = 2.0;
+const COMBINE_RATE: f64 = 2e6;
 /// The grid that multiplies, in the text.
 const STATISTICS: &str = "cross_entropy_statistics";
 /// Bytes of a partial, and of a total.
@@ -45,6 +48,15 @@ impl ForwardKernel {
         }
         let results = results.iter().map(|&id| ArgBinding::whole(draft.graph, id, 0, true)).collect();
         Some(ForwardKernel { logits, ignored: link.ignored, results })
+    }
+
+    /// Its time: that of the matmul, and of the grid that combines what tiles leave.
+    pub(super) fn microseconds(&self, target: &CudaTarget) -> f64 {
+        let product = self.logits.product(self.logits.classes, target.processors);
+        let tiles = self.logits.classes.div_ceil(product.tile.columns);
+        walk_us(&product.tile, &product.launch.shape, target.processors)
+            + COMBINE_US
+            + (self.logits.rows * tiles * PARTIAL) as f64 / COMBINE_RATE
     }
 
     /// What is compiled and launched.

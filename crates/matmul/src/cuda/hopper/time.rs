@@ -52,8 +52,8 @@ fn megabytes(shape: &MatmulShape) -> f64 {
     2e-6 * (shape.m * shape.n * shape.batches()) as f64
 }
 
-/// Time of the vendor's library: what it takes at any size, and its rate in TFLOP/s.
-pub(super) fn library_us(shape: &MatmulShape, epilogue: LibraryEpilogue) -> f64 {
+/// Time of the vendor's library with 16-bit operands: what it takes at any size, and its rate in TFLOP/s.
+pub(crate) fn library_us(shape: &MatmulShape, epilogue: LibraryEpilogue) -> f64 {
     let flops = 2.0 * (shape.m * shape.n * shape.batches()) as f64 * shape.k as f64;
     let rate = if shape.k < 2048 { 640.0 } else { 700.0 };
     let gelu = if epilogue.has_gelu() { 1.14 } else { 1.0 };
