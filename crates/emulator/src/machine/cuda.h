@@ -8,7 +8,12 @@
 #define __host__
 #define __global__
 #define __grid_constant__
+#ifdef COUNT_ACCESSES
+// Accesses of a function are told apart by where it is called.
+#define __forceinline__ inline __attribute__((always_inline))
+#else
 #define __forceinline__ inline
+#endif
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __CUDA_ARCH__ 900
