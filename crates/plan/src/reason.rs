@@ -221,7 +221,7 @@ pub const PAGES: &[Page] = &[
         code: "E-PLAN-004",
         title: "a matmul beside work that needs whole rows",
         meaning: "A norm or a softmax needs a whole row before it can compute its first element. A tiled matmul distributes a \
-                  row over many blocks. A block that computed whole rows would hold only a few of them, would load all weights \
+                  row over many blocks. The two have different bottlenecks, memory and the matrix units. A block that computed whole rows would hold only a few of them, would load all weights \
                   again for every few rows, and would leave the tensor cores idle. With few rows (decoding) the matmul is limited \
                   by reading its weights anyway, so the fusion is allowed and priced. It is also allowed after a matmul whose \
                   rows fit a cluster of blocks and, on GPUs with such clusters, before one.",
