@@ -7,7 +7,7 @@
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
-# h200-attention-ladder.csv, h200-attention-peers.csv, h200-matmul.csv, h200-matmul-ladder.csv, h200-matmul-few-rows.csv, h200-ffn.csv, h200-experts.csv, h200-layers.csv,
+# h200-row-ladder.csv, h200-attention-ladder.csv, h200-launch-ladder.csv, h200-attention-peers.csv, h200-matmul.csv, h200-matmul-ladder.csv, h200-matmul-few-rows.csv, h200-ffn.csv, h200-experts.csv, h200-layers.csv,
 # h200-launches-peers.csv, h200-launches-ncu.csv, h200-crossover.csv, h200-python-peers.csv, h200-conformance.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
 # minute more since, and `attention` 102 s.
@@ -23,6 +23,7 @@ repeat       30       6
 sanitize     240      12
 calibrate    70       8
 bench        150      90
+ladders      240      90
 peers        200      40
 gpt2         150      30
 attention    150      24
@@ -159,6 +160,8 @@ part_sanitize() {
     # Sequences of an odd length, two of them, and rows that fill no tile.
     local ladder=("$deuteron" bench attention attention_add_norm attention_block --ladder --once --rows 258 --seq 129 --cols 128
         --device cuda)
+    # Every rung of row work, of rows that fill no block.
+    local rows=("$deuteron" bench add_act norm_act softmax --ladder --once --rows 259 --cols 136 --dtype bf16 --device cuda)
     # Every cut of a matmul, of sizes that fill no tile.
     local matmul=("$deuteron" bench matmul --once --rows 300 --weights 264x200 --epilogue residual --device cuda)
     # Every rung of its ladder, of rows that start at multiples of 16 bytes and of odd ones.
@@ -167,6 +170,7 @@ part_sanitize() {
     run "${checks[@]}"
     run "${matmul[@]}"
     run "${rungs[@]}"
+    run "${rows[@]}"
     run "${ladder[@]}" >"$logs/rungs"
     cat "$logs/rungs"
     local op
@@ -180,7 +184,7 @@ part_sanitize() {
     local core=0
     for tool in memcheck racecheck initcheck synccheck; do
         local sanitizer=(taskset -c $core compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20)
-        { "${sanitizer[@]}" "${checks[@]}" && "${sanitizer[@]}" "${ladder[@]}" && "${sanitizer[@]}" "${matmul[@]}" && "${sanitizer[@]}" "${rungs[@]}"; } >"$logs/$tool" 2>&1 &
+        { "${sanitizer[@]}" "${checks[@]}" && "${sanitizer[@]}" "${ladder[@]}" && "${sanitizer[@]}" "${matmul[@]}" && "${sanitizer[@]}" "${rungs[@]}" && "${sanitizer[@]}" "${rows[@]}"; } >"$logs/$tool" 2>&1 &
         process[$tool]=$!
         core=$((core + 1))
     done
@@ -214,15 +218,30 @@ part_bench() {
     run fusion_table "$rows"/[1-4]
     rm -r "$rows"
     run overhead_row
-    run "$deuteron" bench add_act --ladder --device cuda
-    run "$deuteron" bench norm_act --ladder --device cuda
-    run ladder_rows
 }
 
-# The ladders of attention, and of attention and what follows it from many launches to one.
-ladder_rows() {
-    "$deuteron" bench attention attention_add_norm attention_block --ladder --device cuda --json |
-        csv_rows h200-attention-ladder op rows cols rung kernels launches us speedup tflops worst_ratio
+# Every ladder from naive to shipped.
+part_ladders() {
+    run row_ladder_rows
+    run attention_ladder_rows
+    run launch_ladder_rows
+    run matmul_ladder_rows
+}
+
+row_ladder_rows() {
+    "$deuteron" bench add_act norm_act softmax --ladder --rows 1024,65536 --cols 768 --dtype bf16 --device cuda --json |
+        csv_rows h200-row-ladder op rows rung us speedup fraction_of_copy registers worst_ratio
+}
+
+attention_ladder_rows() {
+    "$deuteron" bench attention --ladder --device cuda --json |
+        csv_rows h200-attention-ladder op rows cols rung us speedup tflops worst_ratio
+}
+
+# Attention and what follows it, from naive and many launches to one.
+launch_ladder_rows() {
+    "$deuteron" bench attention_add_norm attention_block --ladder --device cuda --json |
+        csv_rows h200-launch-ladder op rows cols rung kernels launches us speedup worst_ratio
 }
 
 # Where one launch of attention and what follows it wins, measured beside predicted.
@@ -258,9 +277,8 @@ part_peers() {
     run python3 "$here/peers_gpu.py" --binary "$deuteron" --commit "$commit" --seconds $((190 - SECONDS))
 }
 
-# The ladder of a matmul from naive to ours, then GPT-2's matmuls beside cuBLASLt and torch.
+# GPT-2's matmuls beside cuBLASLt and torch.
 part_matmul() {
-    run matmul_ladder_rows
     run few_rows
     run ffn_rows
     run python3 "$here/peers_matmul_gpu.py" --binary "$deuteron" --commit "$commit"

@@ -144,7 +144,7 @@ def act_dropout_add(
     act: Activation = "gelu",
     training: bool = True,
 ) -> Tensor:
-    """`dropout(act(x)) + r`; `x` and `r` are `[.., columns]`. The seed is as of `act_dropout`.
+    """`dropout(act(x)) + r`; `x` and `r` are `[.., columns]`. `seed` as in `act_dropout`.
 
     >>> import numpy, deuteron
     >>> x = numpy.array([[-1.0, 2.0]], dtype="float32")
@@ -315,8 +315,8 @@ def softmax(
     seed: Union[None, int, Tensor] = None,
     training: bool = True,
 ) -> Tensor:
-    """`dropout(softmax(scale * x + mask))` over the last axis of `x [.., rows, columns]`. `mask` is a word, truth values or floats, as of `attention`. A row
-    of `-inf`, as where a mask hides all of it, gives zeros, where torch gives NaN.
+    """`dropout(softmax(scale * x + mask))` over the last axis of `x [.., rows, columns]`. `mask` is a name, booleans or floats, as in `attention`. A row
+    of `-inf`, such as a fully masked one, gives zeros, where torch gives NaN.
 
     >>> import numpy, deuteron
     >>> deuteron.softmax(numpy.zeros((2, 2), "float32"), mask="causal")
@@ -336,7 +336,7 @@ def softmax(
 
 def attention_scores(q: Tensor, k: Tensor, mask: Mask[Tensor] = "causal", scale: Optional[float] = None) -> Tensor:
     """`softmax(scale * q k^T + mask)`, written out: `q [.., queries, features]`, `k [.., keys, features]`, the result `[.., queries, keys]`. The scale is
-    `1 / sqrt(features)` unless one is given, the mask as of `attention`.
+    `1 / sqrt(features)` unless one is given, `mask` as in `attention`.
 
     >>> import numpy, deuteron
     >>> q = numpy.zeros((1, 1, 2, 4), "float32")
@@ -468,7 +468,7 @@ def attention(
     shared by as many heads of queries; the scale is `1 / sqrt(features)` unless one is given.
 
     `mask` is `"causal"` (query `i` sees the keys up to `i`, as torch's `is_causal`), `"causal_from_end"` (the last query sees all keys:
-    another thing where there are more keys than queries), `"full"` or None, truth values (true: attend) or floats that are added.
+    different if there are more keys than queries), `"full"` or None, booleans (true: attend) or floats that are added.
     A query that may see no key gives zeros.
 
     >>> import numpy, deuteron
@@ -533,7 +533,7 @@ def attention_block(
     eps: float = 1e-5,
     norm: Norm = "layer",
 ) -> tuple[Tensor, Tensor]:
-    """`s = r + attention(q, k, v) weight + bias`, `y = norm(s)` in one launch: GPT-2's order. Gives `(y, s)`. Shapes are as of `attention_add_norm`;
+    """`s = r + attention(q, k, v) weight + bias`, `y = norm(s)` in one launch: GPT-2's order. Gives `(y, s)`. Shapes as in `attention_add_norm`;
     `weight [heads * features, columns]`, and `bias`, `w`, `b` and the rows of `r` have `columns`.
 
     >>> import numpy, deuteron

@@ -758,7 +758,7 @@ def test_the_doctor() -> None:
     [
         (["ops"], 0, "linear_cross_entropy"),
         (["--version"], 0, f"deuteron {deuteron.__version__}"),
-        (["--help"], 0, "Exit codes: 0 all is well"),
+        (["--help"], 0, "Exit codes: 0 success"),
         (["explain", "E-PLAN-004"], 0, "needs whole rows"),
         ([], 2, "Usage: deuteron"),
         (["nonsense"], 2, "unrecognized subcommand 'nonsense'"),

@@ -1,4 +1,5 @@
-//! Measures the bars of the catalogue with the release binary and appends a row a case to `bench/results/NAME.csv`.
+//! Measures the bars of the catalogue with the release binary and appends a row per case to `bench/results/NAME-fusion.csv`; and the
+//! ladders of a CPU, a row per rung in `bench/results/NAME-ladder.csv`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -24,11 +25,41 @@ const CASES: [(&[&str], &[&str], &[f64]); 4] = [
     ),
 ];
 
-pub fn run(machine: &str) -> Result<()> {
+const LADDER_HEADER: &str = "date,commit,machine,op,rows,cols,dtype,rung,about,kernels,us,speedup,gbps,copy_gbps,fraction_of_copy,worst_ratio,device";
+
+/// (ops, size arguments): tensors of 201 MB each for row work, one sequence for attention.
+const LADDERS: [(&[&str], &[&str]); 2] = [
+    (&["add_act", "norm_act", "softmax"], &["--rows", "65536", "--cols", "768", "--dtype", "f32"]),
+    (&["attention", "attention_add_norm"], &["--rows", "1024", "--cols", "768", "--dtype", "f32"]),
+];
+
+/// Appends the ladders of a CPU.
+pub fn ladders(machine: &str) -> Result<()> {
+    prepare(machine)?;
+    let mut lines = String::new();
+    for (ops, size) in LADDERS {
+        for op in ops {
+            let rungs = bench(op, &[&["--ladder", "--device", "cpu"], size].concat())?;
+            for rung in rungs.as_array().context("a ladder is an array")? {
+                writeln!(lines, "{}", ladder_csv(machine, rung)?)?;
+                let us = rung["us"].as_f64().unwrap_or(0.0);
+                println!("{:<20} {:<10} {us:>12.1} us", text(rung, "op"), text(rung, "rung"));
+            }
+        }
+    }
+    append(&format!("{machine}-ladder.csv"), LADDER_HEADER, &lines)
+}
+
+/// Checks a machine's name and builds what measures.
+fn prepare(machine: &str) -> Result<()> {
     if machine.is_empty() || !machine.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') {
         bail!("a machine's name has letters, digits, `-` and `_`, got `{machine}`");
     }
-    succeed(Command::new("cargo").args(["build", "--release", "--quiet"]), "the release build")?;
+    succeed(Command::new("cargo").args(["build", "--release", "--quiet"]), "the release build")
+}
+
+pub fn run(machine: &str) -> Result<()> {
+    prepare(machine)?;
     let mut lines = String::new();
     let mut missed = Vec::new();
     for (ops, size, bars) in CASES {
@@ -39,7 +70,7 @@ pub fn run(machine: &str) -> Result<()> {
             println!("{}", summary(&row));
         }
     }
-    append(machine, &lines)?;
+    append(&format!("{machine}-fusion.csv"), HEADER, &lines)?;
     for miss in &missed {
         println!("missed: {miss}");
     }
@@ -47,12 +78,16 @@ pub fn run(machine: &str) -> Result<()> {
 }
 
 fn measure(op: &str, size: &[&str]) -> Result<Value> {
-    let output = Command::new("target/release/deuteron").args(["bench", op, "--json"]).args(size).output()?;
+    bench(op, size)?.get(0).cloned().context("bench printed no row")
+}
+
+/// What `deuteron bench` prints with `--json`.
+fn bench(op: &str, words: &[&str]) -> Result<Value> {
+    let output = Command::new("target/release/deuteron").args(["bench", op, "--json"]).args(words).output()?;
     if !output.status.success() {
         bail!("bench {op}: {}", String::from_utf8_lossy(&output.stderr));
     }
-    let rows: Value = serde_json::from_slice(&output.stdout).context("bench printed no JSON")?;
-    rows.get(0).cloned().context("bench printed no row")
+    serde_json::from_slice(&output.stdout).context("bench printed no JSON")
 }
 
 /// The bars that a row misses. Dropout is bound by its random numbers, not by memory, so it is not held to the copy.
@@ -97,13 +132,37 @@ fn summary(row: &Value) -> String {
     )
 }
 
+/// A value as a cell.
+fn text(row: &Value, key: &str) -> String {
+    row[key].to_string().replace('"', "").replace(',', ";")
+}
+
+fn fixed(row: &Value, key: &str) -> String {
+    format!("{:.3}", row[key].as_f64().unwrap_or(0.0))
+}
+
+/// Date and commit.
+fn stamp() -> Result<[String; 2]> {
+    let commit = printed(Command::new("git").args(["rev-parse", "--short", "HEAD"]))?;
+    Ok([printed(Command::new("date").arg("+%Y-%m-%d"))?, commit])
+}
+
+fn ladder_csv(machine: &str, rung: &Value) -> Result<String> {
+    let mut cells = stamp()?.to_vec();
+    cells.push(machine.to_string());
+    cells.extend(["op", "rows", "cols", "dtype", "rung", "about", "kernels"].map(|key| text(rung, key)));
+    cells.extend(["us", "speedup", "gbps", "copy_gbps", "fraction_of_copy", "worst_ratio"].map(|key| fixed(rung, key)));
+    cells.push(text(rung, "device"));
+    Ok(cells.join(","))
+}
+
 fn csv(machine: &str, row: &Value) -> Result<String> {
-    let text = |key: &str| row[key].to_string().replace('"', "").replace(',', ";");
-    let fixed = |key: &str| format!("{:.3}", row[key].as_f64().unwrap_or(0.0));
+    let (text, fixed) = (|key: &str| text(row, key), |key: &str| fixed(row, key));
+    let [date, commit] = stamp()?;
     let shape = format!("{}x{}", text("rows"), text("cols"));
     let cells = [
-        printed(Command::new("date").arg("+%Y-%m-%d"))?,
-        printed(Command::new("git").args(["rev-parse", "--short", "HEAD"]))?,
+        date,
+        commit,
         machine.to_string(),
         text("op"),
         shape,
@@ -123,9 +182,9 @@ fn csv(machine: &str, row: &Value) -> Result<String> {
     Ok(cells.join(","))
 }
 
-fn append(machine: &str, lines: &str) -> Result<()> {
-    let path = Path::new("bench/results").join(format!("{machine}-fusion.csv"));
-    let before = std::fs::read_to_string(&path).unwrap_or_else(|_| format!("{HEADER}\n"));
+fn append(file: &str, header: &str, lines: &str) -> Result<()> {
+    let path = Path::new("bench/results").join(file);
+    let before = std::fs::read_to_string(&path).unwrap_or_else(|_| format!("{header}\n"));
     std::fs::write(&path, before + lines).with_context(|| path.display().to_string())?;
     println!("appended to {}", path.display());
     Ok(())

@@ -28,6 +28,8 @@ use anyhow::{Context, Result, bail, ensure};
 const USAGE: &str = "usage:
   cargo xtask test                   format, lints, docs and all tests: what CI runs
   cargo xtask bench --machine NAME   measure the bars and append them to bench/results/NAME.csv
+  cargo xtask bench --machine NAME --ladders
+                                     measure the ladders of row work and attention and append them to bench/results/NAME-ladder.csv
   cargo xtask benchmarks [--check]   write the tables and pictures of documents from the rows in bench/results; with --check fail if they differ
   cargo xtask guide [--pages]        build the guide as HTML into target/guide/html and run its commands; with --pages do not run them
   cargo xtask bundle                 binaries and scripts for a machine with a GPU, into bundle/
@@ -48,6 +50,7 @@ fn main() -> Result<()> {
     match words.as_slice() {
         ["test"] => test::run(),
         ["bench", "--machine", name] => bench::run(name),
+        ["bench", "--machine", name, "--ladders"] => bench::ladders(name),
         ["benchmarks", words @ ..] => benchmarks::run(words),
         ["bundle"] => bundle::run(),
         ["wheels"] => wheels::run(),

@@ -51,7 +51,7 @@ fn all(root: &Path) -> Result<()> {
     // Here, where overflow of numbers is checked, and nothing is compiled once more for it.
     let fuzzing = phases.time("build of the fuzzer", || fuzz(&["--seconds", "3"]))?;
     let wheel = phases.time("wheel", || python::build(root, &mut environments));
-    // Whatever became of the other, nothing is left running, here and below.
+    // Both end before either error is returned, so that no process is left running; the same below.
     let fuzzed = phases.time("rest of fuzzing", || ended(fuzzing));
     let wheel = wheel?;
     fuzzed?;

@@ -137,7 +137,7 @@ pub struct AttentionRowsLaunch {
 }
 
 /// Lowers attention and the row work that follows it.
-pub(crate) fn lower(draft: &Draft, fit: RowsFit) -> LoweredAttentionRows {
+pub fn lower(draft: &Draft, fit: RowsFit) -> LoweredAttentionRows {
     let RowsFit { attention, rows } = fit;
     let LoweredRows { body, launch: RowLaunch { args: row_args, axes, .. } } =
         lower_rows(&Draft { nodes: rows, ..*draft }, &[]);

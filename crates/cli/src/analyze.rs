@@ -26,26 +26,26 @@ pub struct Arguments {
     /// cpu (this machine), cuda (its GPU), a100, h100, h200, rtx4090, or a machine file
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Plan with every skeleton that the planner knows, whether or not this version can generate it; otherwise that plan is listed beside
-    /// the chosen one where it differs
+    /// Plan with every kernel structure that the planner knows, even if this version cannot generate it; without this flag that plan is only
+    /// listed, if it differs from the chosen one
     #[arg(long)]
     conceivable: bool,
-    /// Weights, thresholds and verdict threshold of the score sheet: a TOML file with [weights], [thresholds] and fuse_from
+    /// TOML file with the weights and thresholds of the score sheet: [weights], [thresholds] and fuse_from, the score from which the verdict is to fuse
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
-    /// Operations that must share a kernel: a,b; again for more
+    /// Operations that must share a kernel: a,b; may be repeated
     #[arg(long, value_name = "A,B")]
     force: Vec<String>,
-    /// Operations that must not share a kernel: a,b; again for more
+    /// Operations that must not share a kernel: a,b; may be repeated
     #[arg(long, value_name = "A,B")]
     forbid: Vec<String>,
-    /// For each fusion, the device, batch, sequence or size at which the verdict turns
+    /// For each fusion, print the device, batch, sequence or size at which the verdict changes
     #[arg(long)]
     flip: bool,
-    /// Store every forward value that backward reads, instead of deciding by bytes
+    /// Store every forward value that the backward pass reads, instead of choosing between storing and recomputing by bytes
     #[arg(long)]
     keep_all: bool,
-    /// Compile every kernel that can be generated for a GPU, for its registers; needs NVRTC and no GPU
+    /// Compile every kernel for the GPU to report its registers; needs NVRTC but no GPU
     #[arg(long)]
     compile: bool,
     /// Print every kernel and every fusion

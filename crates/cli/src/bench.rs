@@ -1,4 +1,4 @@
-//! `deuteron bench`: fused ops against their unfused selves.
+//! `deuteron bench`: fused ops against unfused kernels.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -19,9 +19,9 @@ use crate::show;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Ops of the catalogue [default: all], with attributes in quotes: "moe weighted=true"; or a model: gpt2, gpt2-medium, gpt2-large, gpt2-xl; or matmul: by every variant that a GPU has
+    /// Ops of the catalogue [default: all], with attributes in quotes: "moe weighted=true"; or a model: gpt2, gpt2-medium, gpt2-large, gpt2-xl; or matmul, which times every variant that the GPU supports
     ops: Vec<String>,
-    /// Rows, one or more [default: 1024,65536; of the ladder of attention 1024,8192]
+    /// Rows, one or more sizes [default: 1024,65536; 1024,8192 for the ladder of attention]
     #[arg(long, value_delimiter = ',')]
     rows: Vec<usize>,
     /// Columns, one or more
@@ -30,14 +30,14 @@ pub struct Arguments {
     /// Elements of a tensor of 1024 columns, instead of rows and columns
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["rows", "cols"])]
     elements: Vec<usize>,
-    /// f32, f16 or bf16; of a model also int8, its weights as bytes [default: f32; of the ladder of attention bf16]
+    /// f32, f16 or bf16; for a model also int8, which stores weights as bytes [default: f32; bf16 for the ladder of attention]
     #[arg(long)]
     dtype: Option<String>,
     #[command(flatten)]
     model: ModelArguments,
     #[command(flatten)]
     matmul: MatmulArguments,
-    /// Features of a head of ops that attend
+    /// Features per head, for attention ops
     #[arg(long, default_value_t = 64)]
     head: usize,
     #[command(flatten)]
@@ -45,10 +45,10 @@ pub struct Arguments {
     /// Activation of the ops that have one: gelu, gelu_erf, silu, relu [default: gelu]
     #[arg(long)]
     act: Option<String>,
-    /// The gradients instead of the ops
+    /// Time the gradients instead of the forward ops
     #[arg(long)]
     backward: bool,
-    /// Run plans exactly once each and print their kernels in order: for a profiler; of a ladder or of matmul, run and check every step or variant once
+    /// Run each plan exactly once and print its kernels in order, for a profiler; for a ladder or matmul, run and check every rung or variant once
     #[arg(long)]
     once: bool,
     /// Plans to run once, in this order: eager (attention with its scores in memory), unfused, fused
@@ -61,23 +61,23 @@ pub struct Arguments {
         conflicts_with = "ladder"
     )]
     plan: Vec<OpPlan>,
-    /// Time every step from a naive kernel to the generated one instead: of add_act and norm_act if no op is
-    /// named, of attention and of matmul; or from many launches to one: of attention_add_norm and attention_block
+    /// Time the ladder of an op from a naive kernel to the shipped one: of add_act, norm_act and softmax if no op is named, of attention
+    /// and matmul; of attention_add_norm and attention_block also from many launches to one
     #[arg(long)]
     ladder: bool,
-    /// Time attention_add_norm and attention_block as one launch against the best plan without it, over batches, sequences and columns,
-    /// beside what the planner predicts and takes; of the rows, columns and sequence that are given, if rows are
+    /// Time attention_add_norm and attention_block as one launch and by the best plan with more, over batches, sequence lengths and columns,
+    /// and print the planner's prediction and choice; with --rows, at the given sizes only
     #[arg(long, conflicts_with_all = ["once", "ladder", "tune", "backward"])]
     crossover: bool,
-    /// On a GPU, measure the launch shapes of all kernels first, of both plans, and store what wins for later commands
+    /// On a GPU, first measure the launch shapes of all kernels of both plans, and store the fastest for later commands
     #[arg(long, conflicts_with_all = ["once", "ladder"])]
     tune: bool,
-    /// On a GPU, measure what a call costs beside its kernel instead: a launch, and the first call of all
+    /// On a GPU, measure the overhead of a call instead: of a launch, and of the very first call
     #[arg(long, conflicts_with_all = ["once", "ladder", "tune", "ops"])]
     overhead: bool,
     #[command(flatten)]
     device: DeviceArguments,
-    /// Print an array of {op, direction, rows, cols, dtype, device, fused_us, fused_graph_us, unfused_us,
+    /// Print JSON: an array of {op, direction, rows, cols, dtype, device, fused_us, fused_graph_us, unfused_us,
     /// unfused_graph_us, eager_us, bytes_eager, speedup, predicted_us, predicted_unfused_us, bytes_fused, bytes_unfused, bytes_read,
     /// bytes_written, registers, gbps, copy_gbps, fraction_of_copy, kernels_fused, unfused_kernels}; with --once of {op,
     /// direction, rows, cols, dtype, plans}; with --ladder of {op, rows, cols, dtype, device, rung, about, kernels, launches,
@@ -100,7 +100,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         return run_matmul(arguments, &engine);
     }
     if !arguments.matmul.is_empty() {
-        bail!("--weights and --epilogue are of `bench matmul` alone; got {}", arguments.ops.join(" "));
+        bail!("--weights and --epilogue are only for `bench matmul`, got {}", arguments.ops.join(" "));
     }
     if let [name] = arguments.ops.as_slice()
         && let Ok(config) = Config::find(name)
@@ -309,7 +309,9 @@ const ATTENTION_DTYPE: &str = "bf16";
 
 fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
     let ops = match arguments.ops.is_empty() {
-        true if arguments.ladder => vec![FusedOp::find("add_act")?, FusedOp::find("norm_act")?],
+        true if arguments.ladder => {
+            ["add_act", "norm_act", "softmax"].into_iter().map(FusedOp::find).collect::<Result<_, _>>()?
+        }
         true => FusedOp::catalog(),
         false => arguments.ops.iter().map(|words| words.parse()).collect::<Result<_, _>>()?,
     };

@@ -16,10 +16,10 @@ use crate::show;
 /// What `bench matmul` takes beside rows and dtype.
 #[derive(Args)]
 pub struct MatmulArguments {
-    /// Of matmul: sizes of the weights, inner size x columns, with a t behind it where they lie transposed [default: those of GPT-2 124M; of its ladder 768x3072]
+    /// For matmul: sizes of the weights, inner size x columns, with a suffix t if they are stored transposed [default: those of GPT-2 124M; 768x3072 with --ladder]
     #[arg(long, value_delimiter = ',', value_name = "KxN")]
     weights: Vec<Weights>,
-    /// Of matmul: what follows it, one or more of none, bias, gelu, residual, norm [default: none]
+    /// For matmul: epilogues to measure, one or more of none, bias, gelu, residual, norm [default: none]
     #[arg(long, value_delimiter = ',')]
     epilogue: Vec<MatmulEpilogue>,
 }

@@ -22,36 +22,36 @@ pub struct Arguments {
     /// How many random graphs
     #[arg(long, default_value_t = 200)]
     cases: usize,
-    /// Seed of the first one; case i has this seed plus i
+    /// Seed of the first graph; case i has this seed plus i
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Most elements that a graph's first input aims at; small graphs are checked many times as fast
+    /// Largest target size of a graph's first input, in elements; small graphs are checked many times faster
     #[arg(long, value_name = "COUNT", default_value_t = MOST_ELEMENTS, conflicts_with = "catalog", value_parser = elements)]
     elements: usize,
-    /// Begin no graph after so many seconds
+    /// Start no new graph after this many seconds
     #[arg(long, value_name = "SECONDS", conflicts_with = "catalog")]
     seconds: Option<u64>,
-    /// Every op of the catalogue instead: each direction, dtype, odd shape and layout
+    /// Check every op of the catalogue instead, in both directions, all dtypes, odd shapes and several layouts
     #[arg(long, conflicts_with_all = ["cases", "seed"])]
     catalog: bool,
     /// With --catalog, only these ops
     #[arg(long = "op", requires = "catalog", value_name = "NAME", value_delimiter = ',')]
     ops: Vec<String>,
-    /// With --catalog, a handful of cases an op
+    /// With --catalog, only a handful of cases per op
     #[arg(long, requires = "catalog")]
     small: bool,
-    /// With --catalog, one part of it, as in 2/8: processes share it, each with its own compiler
+    /// With --catalog, check only part I of N, such as 2/8, so that N processes can share the work
     #[arg(long, requires = "catalog", value_name = "I/N", value_parser = part, default_value = "1/1", hide_default_value = true)]
     part: Part,
-    /// With --catalog, run each op this many times beside other work on the device: every run must give the same bits
+    /// With --catalog, run each op this many times while the device does other work; every run must give the same bits
     #[arg(long, requires = "catalog", value_name = "TIMES", default_value_t = 0, hide_default_value = true)]
     repeat: usize,
-    /// On a GPU, surround every buffer by bytes that are checked after each run
+    /// On a GPU, surround every buffer with guard bytes that are checked after each run
     #[arg(long)]
     red_zones: bool,
     #[command(flatten)]
     device: DeviceArguments,
-    /// Append a row per dtype to a table: how many elements have which share of their bound as error
+    /// Append a row per dtype to this file: a histogram of errors as shares of their bounds
     #[arg(long, value_name = "FILE", conflicts_with = "catalog")]
     csv: Option<PathBuf>,
     /// Print {cases, failures, worst_ratio, op_counts, ..} as JSON

@@ -15,7 +15,7 @@ use crate::tuning_file::{Choice, TuningArguments};
 /// Where to run.
 #[derive(Args)]
 pub struct DeviceArguments {
-    /// auto (a GPU if there is one, else the CPU), cpu, cuda, or cuda:N for the GPU of that number
+    /// auto (a GPU if there is one, else the CPU), cpu, cuda, or cuda:N for GPU number N
     #[arg(long, default_value = "auto")]
     device: String,
     /// Threads to use on the CPU [default: all cores]

@@ -19,13 +19,13 @@ use crate::{device, machine_file, show};
 pub struct Arguments {
     #[command(flatten)]
     device: DeviceArguments,
-    /// Measure kernels for a minute, fit the planner's numbers to them and keep them for this user
+    /// Measure kernels for a minute, fit the planner's machine numbers to them, and store the result for this user
     #[arg(long, conflicts_with = "validate")]
     calibrate: bool,
-    /// Forget what `deuteron fuse` learnt about the device; a calibration stays
+    /// Forget what `deuteron fuse` has learnt about the device, but keep a calibration
     #[arg(long, conflicts_with_all = ["calibrate", "validate", "json"])]
     forget: bool,
-    /// Measure other kernels and compare with what the planner predicts
+    /// Measure kernels that calibration does not use, and compare them with the planner's predictions
     #[arg(long)]
     validate: bool,
     /// Print {version, device, instruction_sets, copy, cuda} as JSON; with --validate {device, drift, plans, kernels,

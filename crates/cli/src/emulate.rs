@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use deuteron::emulate::{Choice, Emulation, Toolchain, emulate};
+use deuteron::emulate::{Accesses, Choice, Emulation, Toolchain, Traffic, emulate};
 use deuteron::{Graph, Strategy};
 
 use crate::Outcome;
@@ -17,10 +17,13 @@ pub struct Request<'a> {
     pub rung: Option<&'a str>,
     pub source: Option<&'a PathBuf>,
     pub schedules: u64,
+    /// whether accesses of memory are counted
+    pub accesses: bool,
 }
 
 pub fn run(request: &Request) -> Result<Outcome> {
     let toolchain = Toolchain::find(&compiler())?;
+    let toolchain = if request.accesses { toolchain.counting() } else { toolchain };
     let rung = request.rung.map(|name| ladder::rung(ladder::find(request.graph.name())?, name)).transpose()?;
     let text =
         request.source.map(|path| fs::read_to_string(path).with_context(|| path.display().to_string())).transpose()?;
@@ -42,8 +45,12 @@ fn print(request: &Request, emulation: &Emulation) -> Outcome {
     let count = emulation.kernels.len();
     for (index, kernel) in emulation.kernels.iter().enumerate() {
         outln!("kernel {index} of {count}: {}, launched as {}", kernel.name, kernel.launches.join(", "));
+        kernel.accesses.iter().for_each(print_accesses);
     }
-    outln!("Ran on the emulator under {} orders of its threads, with equal bits.", request.schedules);
+    match request.schedules {
+        1 => outln!("Ran on the emulator under one order of its threads."),
+        orders => outln!("Ran on the emulator under {orders} orders of its threads, with equal bits."),
+    }
     let holds = emulation.verification.holds();
     if let Some(worst) = emulation.verification.worst() {
         let (error, bound, name) = (worst.comparison.error, worst.comparison.bound, &worst.name);
@@ -52,6 +59,28 @@ fn print(request: &Request, emulation: &Emulation) -> Outcome {
         outln!("{word}: largest error {error:.2e}, bound {bound:.2e} (output {name}{at}).");
     }
     Outcome::of(holds)
+}
+
+/// What accesses cost, by kind; kinds that a kernel has none of are left out.
+fn print_accesses(accesses: &Accesses) {
+    let Accesses { global_reads, global_writes, shared_reads, shared_writes } = accesses;
+    for (name, Traffic { accesses, served, .. }, used) in
+        [("reads", global_reads, global_reads.used()), ("writes", global_writes, global_writes.used())]
+    {
+        if *accesses > 0 {
+            let used = 100.0 * used;
+            outln!(
+                "  global {name}: {accesses} by warps, {served} sectors of 32 bytes, {used:.1} % of their bytes used"
+            );
+        }
+    }
+    for (name, Traffic { accesses, served, .. }, conflicts) in
+        [("reads", shared_reads, shared_reads.conflicts()), ("writes", shared_writes, shared_writes.conflicts())]
+    {
+        if *accesses > 0 {
+            outln!("  shared {name}: {accesses} by warps, {served} wavefronts, {conflicts} of them by bank conflicts");
+        }
+    }
 }
 
 /// The name of the C++ compiler.

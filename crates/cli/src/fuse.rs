@@ -33,11 +33,11 @@ pub struct Arguments {
     data: DataArguments,
     #[command(flatten)]
     pages: PageArguments,
-    /// Learn nothing from this run. Otherwise predicted times are corrected by what long kernels took; `doctor --forget` undoes that
+    /// Do not learn from this run. By default, predicted times are corrected by the measured times of long kernels; `doctor --forget` undoes that
     #[arg(long)]
     no_learn: bool,
     /// Print the report as JSON: graph, device, verified, max_error, bound, eager, unfused, fused, speedup, speedup_over_eager, groups,
-    /// refusals, model; of a whole model generation too: what a prompt and one more token cost
+    /// refusals, model; for a whole model also generation: the cost of a prompt and of one more token
     #[arg(long)]
     json: bool,
 }

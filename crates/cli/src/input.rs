@@ -20,10 +20,10 @@ pub struct GraphArguments {
     /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, bert, bert-large, vit, vit-large, t5-small, t5, t5-large, each also with -block; an op of the catalogue, with attributes in quotes: "moe
     /// weighted=true"; a text file; an .onnx file
     graph: String,
-    /// Sequences of a model [default: 1]; of an ONNX file its batch
+    /// Sequences in a batch, of a model [default: 1]; for an ONNX file, its open batch size
     #[arg(long)]
     batch: Option<usize>,
-    /// Tokens per sequence of a model, or of an op that attends [default: 1024; of BERT and T5 512]; of an ONNX file its open sequence [default: 128]
+    /// Tokens per sequence, of a model or an attention op [default: 1024; 512 for BERT and T5]; for an ONNX file, its open sequence length [default: 128]
     #[arg(long)]
     seq: Option<usize>,
     /// Rows of an op of the catalogue [default: 1024]
@@ -35,16 +35,16 @@ pub struct GraphArguments {
     /// Experts of an op that routes rows to them [default: 8]
     #[arg(long)]
     experts: Option<usize>,
-    /// Experts of each row, of an op that weighs their results [default: 2]
+    /// Experts per row, of an op that adds weighted results [default: 2]
     #[arg(long)]
     choices: Option<usize>,
-    /// f32, f16 or bf16 of a model or an op; of a GPT-2 also int8, its weights as bytes [default: f32]; an ONNX file is converted [default: its own]
+    /// f32, f16 or bf16; int8 stores the weights of a GPT-2 as bytes [default: f32]; an ONNX file is converted [default: its own dtypes]
     #[arg(long)]
     dtype: Option<String>,
-    /// Gradients too: of all weights of a model, of all operands of an op
+    /// Compute gradients too: for all weights of a model, or all operands of an op
     #[arg(long)]
     pub backward: bool,
-    /// Size of a dimension that an ONNX file leaves open: name=value; again for more
+    /// Size of a dimension that an ONNX file leaves open: name=value; may be repeated
     #[arg(long = "dim", value_name = "NAME=VALUE")]
     dims: Vec<String>,
 }

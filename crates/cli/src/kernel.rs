@@ -21,7 +21,7 @@ use crate::tuning_file::{Choice, TuningArguments};
 pub struct Arguments {
     #[command(flatten)]
     graph: GraphArguments,
-    /// cpu, cuda (the GPU at hand), an instruction set (sm_75, sm_80, sm_86, sm_89, sm_90a, sm_100, sm_120) or a profile
+    /// cpu, cuda (the GPU of this machine), an instruction set (sm_75, sm_80, sm_86, sm_89, sm_90a, sm_100, sm_120) or a profile
     /// (a100, h100, h200, rtx4090); the last two need no GPU, only NVRTC [default: cpu]
     #[arg(long)]
     device: Option<String>,
@@ -30,30 +30,33 @@ pub struct Arguments {
     /// naive, eager, unfused, greedy or fused [default: what runs: greedy for an op of the catalogue, fused for a graph]
     #[arg(long)]
     plan: Option<String>,
-    /// Print whole translation units: the device-side library that kernels share too
+    /// Print whole translation units, including the device-side library that all kernels share
     #[arg(long, conflicts_with_all = ["json", "text"])]
     full: bool,
-    /// Print only the kernel of this number, counted from 0: one file that a CUDA compiler takes
+    /// Print only the kernel with this number, counted from 0, as one file that a CUDA compiler accepts
     #[arg(long, value_name = "NUMBER", conflicts_with = "text")]
     only: Option<usize>,
     /// Print the graph in text form instead
     #[arg(long, conflicts_with_all = ["json", "plan"])]
     text: bool,
-    /// Print the source for a GPU without compiling it: needs no NVRTC, and prints no registers
+    /// Print the source for a GPU without compiling it: needs no NVRTC, but cannot print registers
     #[arg(long, requires = "device", conflicts_with_all = ["text", "emulate"])]
     no_compile: bool,
-    /// Run the kernels for sm_90a on a CPU, with every access and barrier checked, and verify the results; needs a C++ compiler, $CXX or c++, and no GPU
+    /// Run the kernels for sm_90a on the CPU, check every access and barrier, and verify the results; needs a C++ compiler ($CXX or c++) and no GPU
     #[arg(long, conflicts_with_all = ["device", "tuning", "full", "only", "text", "json"])]
     emulate: bool,
-    /// With --emulate, a rung of the op's ladder instead of the generated kernel
+    /// With --emulate, run this rung of the op's ladder instead of the generated kernel
     #[arg(long, requires = "emulate")]
     rung: Option<String>,
-    /// With --emulate, the CUDA source of this file instead: what `kernel --full` printed, or with --rung what `ladder --show` printed
+    /// With --emulate, run the CUDA source in this file instead: an edited output of `kernel --full`, or with --rung of `ladder --show`
     #[arg(long, value_name = "FILE", requires = "emulate")]
     source: Option<PathBuf>,
-    /// With --emulate, orders of the threads under which each kernel runs [default: 3]
+    /// With --emulate, how many random orders of its threads each kernel runs in [default: 3]
     #[arg(long, value_name = "COUNT", requires = "emulate", value_parser = clap::value_parser!(u64).range(1..=1000))]
     schedules: Option<u64>,
+    /// With --emulate, count what accesses would cost a GPU: sectors of global memory, wavefronts and bank conflicts of shared memory (not those of cp.async, TMA and wgmma)
+    #[arg(long, requires = "emulate")]
+    accesses: bool,
     /// Print an array of {name, kind, bytes_read, bytes_written, arguments, launches, language, source}; for a CPU with {tiles, kept_rows, passes}, for a
     /// GPU with {registers, predicted_registers, spill_bytes, shared_bytes, occupancy, config, key}
     #[arg(long)]
@@ -75,7 +78,14 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     if arguments.emulate {
         let (rung, source) = (arguments.rung.as_deref(), arguments.source.as_ref());
         let schedules = arguments.schedules.unwrap_or(3);
-        return emulate::run(&emulate::Request { graph: &graph, strategy, rung, source, schedules });
+        return emulate::run(&emulate::Request {
+            graph: &graph,
+            strategy,
+            rung,
+            source,
+            schedules,
+            accesses: arguments.accesses,
+        });
     }
     let device = arguments.device.as_deref().unwrap_or("cpu");
     let mut listings = match arguments.no_compile {

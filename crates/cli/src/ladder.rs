@@ -9,7 +9,7 @@ use crate::show;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// add_act, norm_act, attention or matmul
+    /// add_act, norm_act, softmax, attention, attention_add_norm or matmul
     op: String,
     /// Print this rung's CUDA source
     #[arg(long, value_name = "RUNG")]

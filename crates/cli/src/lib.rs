@@ -38,11 +38,11 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// Kernel fusion for transformers: find what to fuse, generate the fused kernels, prove them right, measure the gain.
+/// Kernel fusion for transformers: find what to fuse, generate the fused kernels, verify them, measure the gain.
 #[derive(Parser)]
 #[command(name = "deuteron", version, max_term_width = 100)]
 #[command(
-    after_help = "Exit codes: 0 all is well, 1 a verification or an expectation failed, 2 bad usage or input, or lost output."
+    after_help = "Exit codes: 0 success, 1 a verification or an expectation failed, 2 wrong usage or input, or output that could not be written."
 )]
 struct Command {
     #[command(subcommand)]
@@ -51,25 +51,25 @@ struct Command {
 
 #[derive(Subcommand)]
 enum What {
-    /// Say what to fuse on which machine, why, and what it is worth; runs nothing
+    /// Report what to fuse on a machine, why, and the predicted gain; runs no kernels
     Analyze(analyze::Arguments),
     /// Explain a code of the planner, such as E-PLAN-004, or the text form of graphs
     Explain(explain::Arguments),
-    /// Plan a graph, run it unfused and fused, verify both against f64, measure
+    /// Plan a graph, run it unfused and fused, verify both against f64, and measure them
     Fuse(fuse::Arguments),
-    /// Time and count what the kernels of a graph do, before fusing and after: memory traffic, cache, occupancy, registers, units
+    /// Measure the kernels of a graph before and after fusing: time, memory traffic, cache hits, occupancy, registers, units
     Profile(profile::Arguments),
     /// Generate text with a GPT-2 from a folder or from the local Hugging Face cache
     Generate(generate::Arguments),
-    /// Train a GPT-2 on text or tokens, from scratch or from a folder; Ctrl-C saves where it stands, --resume goes on from there
+    /// Train a GPT-2 on text or tokens, from scratch or from a checkpoint; Ctrl-C saves a checkpoint, --resume continues from it
     Train(train::Arguments),
-    /// Time ready-made fused ops, or a model's prompt and step, against their unfused selves
+    /// Time the fused ops of the catalogue, or a model's prompt and decoding step, against unfused kernels
     Bench(bench::Arguments),
     /// List the catalogue of fused ops
     Ops(ops::Arguments),
-    /// Print the generated kernels of an op or a graph, or run those for a GPU on an emulator
+    /// Print the generated kernels of an op or a graph, or run GPU kernels on the emulator
     Kernel(kernel::Arguments),
-    /// List the kernels from naive to shipped, or print one
+    /// List the kernels of an op from naive to shipped, or print one
     Ladder(ladder::Arguments),
     /// Run random graphs under every plan against the f64 reference
     Check(check::Arguments),
@@ -77,9 +77,9 @@ enum What {
     Guide(guide::Arguments),
     /// Show devices, instruction sets and copy bandwidth
     Doctor(doctor::Arguments),
-    /// Print what a shell needs to complete words of this command
+    /// Print the completion script for a shell
     Completions(completions::Shells),
-    /// Print the manual page of this command, or of one of its subcommands
+    /// Print the manual page of this command or of a subcommand
     Man(completions::Pages),
 }
 

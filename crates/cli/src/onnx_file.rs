@@ -15,13 +15,13 @@ use crate::arrays;
 /// What an ONNX file is run on, and what its results are held against.
 #[derive(Args)]
 pub struct DataArguments {
-    /// Inputs of an ONNX file: an .npz file, or a folder of input_0.pb, input_1.pb, ..; made from the seed otherwise
+    /// Inputs for an ONNX file: an .npz file, or a folder with input_0.pb, input_1.pb, ..; without it they are random, from --seed
     #[arg(long, value_name = "FILE")]
     inputs: Option<PathBuf>,
     /// Results that an ONNX file must give on these inputs: an .npz file, or a folder of output_0.pb, output_1.pb, ..
     #[arg(long, value_name = "FILE", requires = "inputs")]
     outputs: Option<PathBuf>,
-    /// Another program that runs the ONNX file on the same inputs: onnxruntime, of python3 or the interpreter in DEUTERON_PYTHON
+    /// Compare with another program on the same inputs: onnxruntime, imported by python3 or the interpreter in DEUTERON_PYTHON
     #[arg(long, value_name = "PROGRAM")]
     against: Option<String>,
 }

@@ -22,8 +22,8 @@ pub struct Arguments {
     graph: GraphArguments,
     #[command(flatten)]
     device: DeviceArguments,
-    /// What counts: auto takes Nsight Compute on a GPU where it is installed and allowed, and says why if it is not; driver reads what
-    /// compiler and driver know. A CPU's counters are read where that is allowed
+    /// Source of the counters: auto uses Nsight Compute on a GPU if it is installed and permitted, and otherwise says why not; driver uses
+    /// only what compiler and driver report. Counters of the CPU are read if the system permits it
     #[arg(long, value_enum, default_value_t = By::Auto)]
     by: By,
     /// Seed of weights and inputs
@@ -36,7 +36,7 @@ pub struct Arguments {
     pages: PageArguments,
     /// Print {graph, device, by, text, before_us, after_us, notes, plans} as JSON; a plan has {plan, us, kernels}, a kernel {name, kind,
     /// size, count, measured_us, predicted_us, compulsory_read, compulsory_written, counters}, and counters {us, read, written, missed,
-    /// cache_hits, occupancy, registers, shared, tensor, issue, instructions_per_cycle}: null where it is not counted
+    /// cache_hits, occupancy, registers, shared, tensor, issue, instructions_per_cycle}: null if not counted
     #[arg(long)]
     json: bool,
     /// Run this plan once and print nothing: for the profiler that watches this process

@@ -1,8 +1,8 @@
-//! What a kernel is, and what kernels are made of.
+//! Kernels as plain data, and the parts from which they are generated.
 //!
 //! A kernel family takes a group of nodes and returns a [`Kernel`]: plain data, a source to compile and a launch to run, so that a device
-//! needs to know nothing of what it computes. Row work is lowered to a [`Body`] (columns, dtypes, arithmetic), from which programs of
-//! the CPU and CUDA text are generated, and which every family can take as a prologue or an epilogue. The families are in the crates above
+//! does not have to know what it computes. Row work is lowered to a [`Body`] (columns, dtypes, arithmetic), from which programs of
+//! the CPU and CUDA text are generated, and which every family can take as a prologue or an epilogue. The families are in crates that depend on
 //! this one. Nothing here calls a driver.
 //!
 //! ```
@@ -31,7 +31,7 @@
 //! # }
 //! ```
 //!
-//! `unsafe` is in `cpu/simd`, `cpu/task.rs` and `cpu/family.rs` alone.
+//! Only `cpu/simd`, `cpu/task.rs` and `cpu/family.rs` contain `unsafe`.
 #![deny(unsafe_code)]
 
 pub mod argument;

@@ -1,4 +1,4 @@
-//! Ready-made fused ops against their unfused selves, beside the speed of a copy of the same bytes.
+//! Ready-made fused ops against unfused kernels, and against a copy of the same bytes.
 
 mod crossover;
 mod cuts;

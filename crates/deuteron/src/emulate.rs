@@ -18,7 +18,7 @@ use crate::session::refuse_opaque;
 use crate::tensor::Tensor;
 use crate::verify::{Expected, Verification};
 
-pub use deuteron_emulator::{EmulatorError, Toolchain};
+pub use deuteron_emulator::{Accesses, EmulatorError, Toolchain, Traffic};
 
 /// The GPU whose kernels are emulated.
 const ARCH: Arch = Arch::Sm90a;
@@ -49,6 +49,8 @@ pub struct EmulatedKernel {
     pub name: String,
     /// `row<<<8, 96>>>`
     pub launches: Vec<String>,
+    /// what its accesses cost, from a toolchain that counts
+    pub accesses: Option<Accesses>,
 }
 
 /// Plans a graph for an H200 and runs it on inputs from seed 1, each kernel under so many orders of its threads. Files go to `folder`.
@@ -66,18 +68,21 @@ pub fn emulate(
     let schedule = Schedule { resident: processors, lanes: Lanes::Together, seeds: 1..schedules + 1 };
     let tensors = seed::inputs(graph, 1)?;
     let mut memory = Values::new(graph, &tensors)?;
+    let mut accesses = Vec::new();
     for (index, kernel) in kernels.iter().enumerate() {
         let arguments = kernel.launch.arguments();
         let bytes: Vec<&[u8]> = memory.of(graph, arguments.iter().map(|argument| argument.base));
         let folder = folder.join(index.to_string());
-        let results = deuteron_emulator::run(toolchain, &folder, kernel, &bytes, &schedule)?;
-        let written = arguments.iter().zip(results).filter(|(argument, _)| argument.written);
+        let ran = deuteron_emulator::run(toolchain, &folder, kernel, &bytes, &schedule)?;
+        accesses.push(ran.accesses);
+        let written = arguments.iter().zip(ran.results).filter(|(argument, _)| argument.written);
         written.for_each(|(argument, bytes)| memory.set(argument.base, bytes));
     }
     let outputs = graph.outputs().iter().map(|output| memory.tensor(graph, output.node));
     let arrays = tensors.iter().map(Tensor::to_array).collect::<Result<Vec<_>, _>>()?;
     let verification = Expected::new(graph, &arrays)?.verify(graph, &outputs.collect::<Result<Vec<_>, _>>()?)?;
-    let ran = plan.groups.iter().zip(&kernels).map(|(group, kernel)| EmulatedKernel {
+    let ran = plan.groups.iter().zip(&kernels).zip(accesses).map(|((group, kernel), accesses)| EmulatedKernel {
+        accesses,
         name: group.name.clone(),
         launches: kernel.launch.grids().map_or(Vec::new(), |grids| grids.list.iter().map(launch_of).collect()),
     });

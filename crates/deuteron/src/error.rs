@@ -98,7 +98,7 @@ pub enum Error {
     #[error("state `{0}`: expected a contiguous layout")]
     StateLayout(String),
     /// A node that cannot be kept in place.
-    #[error("`{0}` is no state: expected an input that one append reads, and nothing else, whose result is an output")]
+    #[error("`{0}` cannot be a state: expected an input that nothing but one append reads, whose result is an output")]
     NoState(String),
     /// An update that cannot be declared.
     #[error("state `{state}`, updated to `{result}`: {problem}")]
@@ -141,9 +141,9 @@ pub enum Error {
     },
     /// An op, a size or a storage type without hand-written rungs.
     #[error(
-        "{op} has no ladder here; there is one of add_act and one of norm_act (layer norm, a multiple of 8 columns, at most \
-         {widest}), with gelu, in f32 and bf16, one of attention (causal, heads of 64, bf16), and ones of \
-         attention_add_norm and attention_block, each forward; and one of matmul"
+        "{op} has no ladder here; on a GPU there are ladders of add_act and norm_act with gelu and of softmax (f32 or bf16; rows of a \
+         multiple of 8 columns, at most {widest}), of attention and attention_add_norm (causal, heads of 64, bf16), of \
+         attention_block and of matmul, all of them forward"
     )]
     NoLadder {
         /// the op
@@ -153,7 +153,7 @@ pub enum Error {
     },
     /// A text or a rung in place of a kernel, where there is not one kernel.
     #[error(
-        "`{graph}` is {kernels} kernels; a rung or a source stands for one: choose an op or a --plan of one kernel"
+        "`{graph}` is planned as {kernels} kernels, but a rung or a source replaces exactly one: choose an op or a --plan with one kernel"
     )]
     NotOneKernel {
         /// the graph
@@ -163,7 +163,7 @@ pub enum Error {
     },
     /// A rung that is not written for a graph.
     #[error(
-        "the rung `{rung}` is not written for `{graph}`: rungs of rows are in f32 and bf16, those of attention causal, in bf16 with heads of 64"
+        "the rung `{rung}` does not support `{graph}`: rungs of rows are in f32 and bf16, those of attention causal, in bf16 with heads of 64"
     )]
     NoRung {
         /// its name

@@ -23,8 +23,8 @@
 //! # }
 //! ```
 //!
-//! The path: a [`Graph`] is planned ([`Plan`]), each group lowered and rendered to a source, compiled and loaded by a
-//! device, and run by a [`Session`]. Ready-made fused operations are in [`ops`].
+//! A [`Graph`] is planned ([`Plan`]), each group of the plan is lowered and rendered to a source, a device compiles and loads the
+//! sources, and a [`Session`] runs them. Ready-made fused operations are in [`ops`].
 #![forbid(unsafe_code)]
 
 pub mod analyze;

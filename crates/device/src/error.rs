@@ -49,7 +49,7 @@ pub enum DeviceError {
         step: usize,
     },
     /// A run that cannot be watched step by step.
-    #[error("a run is watched step by step on a CPU alone; on a GPU time its steps by `run_timed`")]
+    #[error("only a CPU can report the steps of a run one by one; on a GPU, time the steps with `run_timed`")]
     Unwatched,
     /// An input that the device cannot reach.
     #[error("input {input}: expected host memory, got a tensor on a device; copy it to the host first")]

@@ -1,8 +1,8 @@
-//! Devices: kernels run here, buffers live here.
+//! Devices, which run kernels and hold buffers.
 //!
 //! A device takes sources and a job (kernels in order, with the place of each argument) and gives an [`Executable`]: all
 //! memory allocated, all sizes checked, ready to run many times without allocating. On a CPU jobs share the memory of
-//! their intermediates. A device never sees an operation.
+//! their intermediates. A device knows no operations.
 
 mod buffer;
 mod check;

@@ -7,10 +7,12 @@
 //!   their values.
 //! - Shared memory and results hold NaN until they are written.
 //! - Fences of memory do nothing: memory is coherent and in order, so a missing fence goes unnoticed.
+//! - On request it counts what accesses of memory cost a GPU: sectors of global memory, wavefronts of shared memory ([`Accesses`]).
 //!
 //! Kernels for Hopper (`sm_90a`) are what it runs.
 #![forbid(unsafe_code)]
 
+mod accesses;
 mod launch;
 mod program;
 mod run;
@@ -18,9 +20,10 @@ mod text;
 
 use std::path::PathBuf;
 
+pub use accesses::{Accesses, Traffic};
 pub use launch::written;
 pub use program::{Lanes, Program, Said, Schedule, Toolchain, Unit};
-pub use run::run;
+pub use run::{Ran, run};
 pub use text::{emulated, is_emulated};
 
 /// Why a kernel did not run, or what is wrong with it.

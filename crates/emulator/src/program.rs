@@ -15,7 +15,7 @@ macro_rules! machine {
 }
 
 machine! {
-    "collective.h" "cuda.h" "emulator.h" "launch.h" "memory.h" "run.cpp" "schedule.h" "state.h"
+    "accesses.h" "collective.h" "cuda.h" "emulator.h" "launch.h" "memory.h" "run.cpp" "schedule.h" "state.h"
     "tile/async_copy.h" "tile/cluster.h" "tile/conversions.h" "tile/dependent_launch.h" "tile/global_memory.h" "tile/matrix.h"
     "tile/mbarrier.h" "tile/named_barrier.h" "tile/registers.h" "tile/shared_address.h" "tile/signals.h" "tile/tma.h" "tile/wgmma.h"
 }
@@ -24,6 +24,8 @@ machine! {
 #[derive(Debug, Clone)]
 pub struct Toolchain {
     compiler: String,
+    /// whether programs count their accesses
+    counts: bool,
     /// where the machine's files are, if they are there already
     machine: Option<PathBuf>,
 }
@@ -80,10 +82,20 @@ impl Toolchain {
     pub fn find(name: &str) -> Result<Toolchain, EmulatorError> {
         let found = Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
         if found {
-            Ok(Toolchain { compiler: name.to_string(), machine: None })
+            Ok(Toolchain { compiler: name.to_string(), counts: false, machine: None })
         } else {
             Err(EmulatorError::NoCompiler(name.into()))
         }
+    }
+
+    /// The same, but that programs of the machine's own driver count what accesses of memory cost.
+    pub fn counting(self) -> Toolchain {
+        Toolchain { counts: true, ..self }
+    }
+
+    /// Whether programs count their accesses.
+    pub fn counts(&self) -> bool {
+        self.counts
     }
 
     /// The same for many kernels: the machine's headers are compiled here and now. They take half of the time that a kernel takes (GCC 12).
@@ -106,8 +118,17 @@ impl Toolchain {
         let (own, program) = (machine.join("run.cpp"), unit.folder.join("program"));
         let mut command = self.command();
         command.arg("-I").arg(&machine).arg("-I").arg(unit.folder).arg(format!("-DENTRY={}", unit.entry));
-        command.arg(unit.driver.unwrap_or(&own)).arg("-o").arg(&program);
-        finished(&mut command, &program)?;
+        command.arg(unit.driver.unwrap_or(&own));
+        if !self.counts {
+            finished(command.arg("-o").arg(&program), &program)?;
+            return Ok(Program { folder: unit.folder.to_path_buf() });
+        }
+        // Calls of the thread sanitizer are compiled in, and what they call is not its library but `accesses.h`. A vector of 16 bytes is one
+        // access: GCC does not replace it by its parts.
+        let object = unit.folder.join("program.o");
+        command.args(["-fsanitize=thread", "-fno-tree-sra", "-DCOUNT_ACCESSES", "-c", "-o"]).arg(&object);
+        finished(&mut command, &object)?;
+        finished(self.command().arg(&object).arg("-o").arg(&program), &program)?;
         Ok(Program { folder: unit.folder.to_path_buf() })
     }
 

@@ -8,20 +8,28 @@ use deuteron_codegen::cuda::{CudaSource, Grids};
 use deuteron_codegen::{Execution, Kernel, Source};
 
 use crate::program::write;
-use crate::{EmulatorError, Schedule, Toolchain, Unit, written};
+use crate::{Accesses, EmulatorError, Schedule, Toolchain, Unit, written};
 
 /// How a text asks for shared memory that starts at a multiple of 1024; otherwise it starts anywhere.
 const ALIGNED: &str = "extern __shared__ __align__(1024) ";
 
-/// Runs a kernel on its arguments, in their order, under every seed of a schedule, and gives them as they are afterwards. All seeds must give the
-/// same bits. Files go to `folder`.
+/// What came of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ran {
+    /// arguments as they are afterwards
+    pub results: Vec<Vec<u8>>,
+    /// under the first seed, from a toolchain that counts
+    pub accesses: Option<Accesses>,
+}
+
+/// Runs a kernel on its arguments, in their order, under every seed of a schedule. All seeds must give the same bits. Files go to `folder`.
 pub fn run(
     toolchain: &Toolchain,
     folder: &Path,
     kernel: &Kernel,
     arguments: &[&[u8]],
     schedule: &Schedule,
-) -> Result<Vec<Vec<u8>>, EmulatorError> {
+) -> Result<Ran, EmulatorError> {
     let (source, grids) = grids_of(kernel)?;
     fs::create_dir_all(folder).map_err(EmulatorError::file(folder))?;
     write(&folder.join("entries.h"), entries(grids))?;
@@ -38,7 +46,15 @@ pub fn run(
         let path = folder.join(format!("result{position}"));
         fs::read(&path).map_err(EmulatorError::file(&path))
     };
-    (0..arguments.len()).map(read).collect()
+    let results = (0..arguments.len()).map(read).collect::<Result<_, _>>()?;
+    let accesses = if toolchain.counts() { Some(counted(&folder.join("accesses"))?) } else { None };
+    Ok(Ran { results, accesses })
+}
+
+fn counted(path: &Path) -> Result<Accesses, EmulatorError> {
+    let text = fs::read_to_string(path).map_err(EmulatorError::file(path))?;
+    let wrong = || EmulatorError::file(path)(std::io::Error::other("no totals of accesses"));
+    Accesses::parse(&text).ok_or_else(wrong)
 }
 
 fn grids_of(kernel: &Kernel) -> Result<(&CudaSource, &Grids), EmulatorError> {

@@ -1,7 +1,7 @@
 //! What to compute: the graph, its builder, its text form, its gradients.
 //!
 //! A [`Graph`] is a list of primitives ([`Op`]) in static single assignment, grouped into calls: what the user wrote.
-//! It knows no device. Same calls in, same graph out.
+//! It knows no device. The same calls give the same graph.
 #![forbid(unsafe_code)]
 
 mod activation;

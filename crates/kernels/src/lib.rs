@@ -1,8 +1,8 @@
-//! Kernel families, and which of them makes the kernel of a group.
+//! Kernel families, and the choice of the family that makes the kernel of a group.
 //!
-//! [`render`] asks the families of a target, in order, for the kernel of a group; a planner asks the same families through [`CpuCatalog`]
-//! and [`CudaCatalog`] what the kernel would cost. Families of row work, copies, appends and scatters are here, one folder each: contract, CUDA,
-//! CPU and tests together. Matmuls and attention are crates of their own. `unsafe` is in the `cpu` modules alone.
+//! [`render`] tries the families of a target in order, and the first one that accepts a group makes its kernel. A planner gets the cost of that
+//! kernel from the same families, through [`CpuCatalog`] and [`CudaCatalog`]. Families of row work, copies, appends and scatters are here, one folder each: contract, CUDA,
+//! CPU and tests together. Matmuls and attention are crates of their own. Only the `cpu` modules contain `unsafe`.
 #![deny(unsafe_code)]
 
 pub mod append;

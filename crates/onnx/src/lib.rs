@@ -1,9 +1,9 @@
 //! ONNX models as graphs.
 //!
 //! An import reads the file without copying weights, settles every shape, folds what is known, finds composites in
-//! decomposed operators by dataflow, and builds a [`deuteron_graph::Graph`]. What a graph has no primitive for is kept as
-//! an opaque operation with its shapes and cost, so that the rest is still analysed; what was nearly a composite is told
-//! by name, with what is missing.
+//! decomposed operators by dataflow, and builds a [`deuteron_graph::Graph`]. An operator without primitives is kept as
+//! an opaque operation with its shapes and cost, so that the rest can still be analysed. Patterns that are nearly a composite are
+//! reported by name, with what is missing.
 //!
 //! ```no_run
 //! use deuteron_onnx::{Options, import_file};
@@ -17,7 +17,7 @@
 //! # Ok::<(), deuteron_onnx::OnnxError>(())
 //! ```
 //!
-//! The path, one module a step: `wire` (protobuf) and `schema` (ONNX's messages) read, `translate` gives the canonical form
+//! The path, one module per step: `wire` (protobuf) and `schema` (ONNX's messages) read, `translate` gives the canonical form
 //! of `ir`, `recognise` finds composites in it, `emit` builds the graph. A file is not trusted: nothing panics, nesting and
 //! counts have limits (`limits`), and memory stays within the file's size plus a bound.
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
-//! What shares a kernel, and why.
+//! Decides which operations share a kernel, and why.
 //!
-//! A [`Plan`] is a list of [`Group`]s, each one kernel, in the order they run, with what each moves and takes, and for
-//! every pair that was kept apart the reason. Same graph and machine in, same plan out. It knows no CUDA and no SIMD.
+//! A [`Plan`] is a list of [`Group`]s, each one kernel, in the order in which they run, with the bytes and the time of each, and the
+//! reason for every pair that was kept apart. The same graph and machine give the same plan. The crate knows no CUDA and no SIMD.
 //!
 //! ```
 //! use deuteron_graph::Graph;
@@ -11,7 +11,7 @@
 //! let graph: Graph = "x = input bf16[8192,768] ; w = weight bf16[768] ; b = weight bf16[768]
 //!                     n = layer_norm x w b ; y = gelu n ; out y".parse()?;
 //! let h200 = Machine::profile("h200")?;
-//! let target = Target::conceivable(&h200); // every structure has a kernel; a real catalogue knows better
+//! let target = Target::conceivable(&h200); // as if every structure had a kernel
 //! let unfused = plan(&graph, target, Strategy::Unfused, &[])?;
 //! let fused = plan(&graph, target, Strategy::Fused, &[])?;
 //! assert_eq!((unfused.groups.len(), fused.groups.len()), (2, 1));
@@ -21,7 +21,7 @@
 //! # }
 //! ```
 //!
-//! Modules import one way, each only those before it: vocabulary (`units` to `reason`), what a kernel costs (`draft` to
+//! Each module imports only those before it: vocabulary (`units` to `reason`), what a kernel costs (`draft` to
 //! `cost`), what may be a kernel and is made of what (`rules`), groups and the search for the best of them (`grouping`, `search`),
 //! plans, and what is said about them (`assess`, `recompute`). `tests/layers.rs` has the order.
 #![forbid(unsafe_code)]

@@ -32,8 +32,8 @@ pub enum Reason {
     },
     /// A product beside something that needs whole rows.
     #[error(
-        "the product is {} here ({intensity:.0} flop/byte {} {ridge:.0}) and its neighbour needs whole rows: a block that owned \
-         all {cols} columns of its rows would lose the tiles that {units} live on ({rows} rows; up to {few} it is allowed)",
+        "the matmul is {} here ({intensity:.0} flop/byte {} {ridge:.0}) and its neighbour needs whole rows: a block that computed \
+         all {cols} columns of its rows could not use the tiles that {units} need ({rows} rows; up to {few} are allowed)",
         if intensity > ridge { "compute-bound" } else { "memory-bound" },
         if intensity > ridge { ">" } else { "<=" }
     )]
@@ -58,7 +58,7 @@ pub enum Reason {
         view: NodeId,
     },
     /// Together they would read and write too many tensors.
-    #[error("together they touch {needed} tensors, {available} are allowed")]
+    #[error("together they access {needed} tensors; at most {available} are allowed")]
     TooManyArguments {
         /// how many
         needed: usize,
@@ -66,7 +66,7 @@ pub enum Reason {
         available: usize,
     },
     /// A row of temporaries would not stay in the cache.
-    #[error("a row of temporaries takes {needed} bytes, {available} stay in the cache")]
+    #[error("the temporaries of a row take {needed} bytes; only {available} fit the cache")]
     RowTooLong {
         /// bytes of one row
         needed: usize,
@@ -74,10 +74,10 @@ pub enum Reason {
         available: usize,
     },
     /// The strategy keeps calls apart.
-    #[error("this strategy keeps calls apart")]
+    #[error("this strategy does not fuse across calls")]
     Strategy,
     /// Together they would be a kernel of too many primitives.
-    #[error("together they hold {needed} primitives, {available} are allowed")]
+    #[error("together they have {needed} primitives; at most {available} are allowed")]
     TooManyNodes {
         /// how many
         needed: usize,
@@ -85,7 +85,7 @@ pub enum Reason {
         available: usize,
     },
     /// No skeleton holds both kinds of kernel.
-    #[error("{producer} kernels and {consumer} kernels do not share a skeleton")]
+    #[error("no kernel skeleton contains both {producer} and {consumer} work")]
     OtherKernel {
         /// of the producer
         producer: GroupKind,
@@ -93,19 +93,19 @@ pub enum Reason {
         consumer: GroupKind,
     },
     /// Several products that share no operand.
-    #[error("{products} products that share no operand would wait for each other inside one kernel")]
+    #[error("{products} matmuls without a common operand would have to run one after another inside one kernel")]
     SeveralProducts {
         /// how many
         products: usize,
     },
     /// A value that only the fused kernel would know is read elsewhere.
-    #[error("%{} would be computed while an operand is loaded, and is read elsewhere too", value.index())]
+    #[error("%{} would be computed in the prologue of a matmul, but another kernel reads it too", value.index())]
     ReadElsewhere {
         /// the value
         value: NodeId,
     },
     /// The skeleton exists in the planner, and no generator for this device makes it yet.
-    #[error("no generator for this device makes a kernel of the form `{form}` yet")]
+    #[error("this version cannot generate a kernel of the form `{form}` for this device")]
     NotOffered {
         /// the skeleton
         form: &'static str,
@@ -126,7 +126,7 @@ pub enum Reason {
     #[error("excluded by --forbid or --force")]
     Forbidden,
     /// Computed again in the backward part, so that the forward part need not keep it.
-    #[error("%{} is computed again in backward so that forward need not keep it", value.index())]
+    #[error("the backward pass recomputes %{}, so that the forward pass need not store it", value.index())]
     Recomputed {
         /// the copy
         value: NodeId,
@@ -136,8 +136,8 @@ pub enum Reason {
 /// Ties are no decision against a fusion; what is shorter than the clock shows is called one.
 fn slower(extra: Seconds) -> String {
     match extra.us() {
-        us if us < 0.05 => "legal, and the best plan with it is no faster".to_string(),
-        _ => format!("legal, and the best plan with it takes {extra} longer"),
+        us if us < 0.05 => "legal, but the best plan with it is no faster".to_string(),
+        _ => format!("legal, but the best plan with it takes {extra} longer"),
     }
 }
 
@@ -195,117 +195,116 @@ pub fn page(code: &str) -> Option<&'static Page> {
 pub const PAGES: &[Page] = &[
     Page {
         code: "E-PLAN-001",
-        title: "a third kernel stands between",
-        meaning: "The first group makes a value that a third kernel reads, and the second group reads what that third \
-                  kernel makes. In one kernel the two would have to run both before and after it.",
+        title: "another kernel in between",
+        meaning: "A third kernel reads a result of the first group, and the second group reads a result of that third \
+                  kernel. If the two groups were one kernel, it would have to run both before and after the third.",
         example: "a = relu x[64,8] ; m = matmul a w[8,8] ; t = matmul m v[8,8] ; c = add a t ; out c",
-        hint: "fuse the kernel in between too, or reorder the computation so that nothing stands between",
+        hint: "fuse the kernel in between too, or reorder the computation so that there is none",
     },
     Page {
         code: "E-PLAN-002",
         title: "rows or columns differ",
-        meaning: "A row kernel runs over one space of rows and columns. A value of another number of rows, or of other \
-                  columns than 1, is not met at the same place.",
+        meaning: "A row kernel runs over one number of rows and columns. A value with another number of rows, or with another \
+                  number of columns than 1, has no element at the same position.",
         example: "a = relu x[4,8] ; b = relu y[2,8] ; out a b",
         hint: "reshape so that both run over the same rows and columns, if the computation allows it",
     },
     Page {
         code: "E-PLAN-003",
         title: "complete only after the last row",
-        meaning: "A column sum, or a table that is looked up, is known when every row has been seen. A kernel that works \
-                  row by row cannot use it on the way.",
+        meaning: "A column sum, or a table that rows are scattered into, is complete only when every row has been processed. A \
+                  kernel that works row by row cannot use it before that.",
         example: "s = column_sum x[64,8] ; y = add x s ; out y",
-        hint: "none: two kernels are needed. The sum itself shares the first kernel with whatever makes its rows",
+        hint: "none: two kernels are needed. The sum itself is computed in the kernel that computes its rows",
     },
     Page {
         code: "E-PLAN-004",
-        title: "a product beside something that needs whole rows",
-        meaning: "A norm or a softmax needs a whole row before it can give its first element. A tiled product spreads a \
-                  row over many blocks, and is limited by matrix units where the norm is limited by memory: different \
-                  bottlenecks. One block that owned whole rows would hold few of them, load every weight again for each \
-                  few, and leave the tensor cores idle. At a few rows (decoding) the product is limited by reading its \
-                  weights anyway, and the fusion is allowed and priced; so is what follows a product whose rows a cluster \
-                  of blocks holds together, and, on GPUs with such clusters, what comes before one.",
+        title: "a matmul beside work that needs whole rows",
+        meaning: "A norm or a softmax needs a whole row before it can compute its first element. A tiled matmul distributes a \
+                  row over many blocks. The two have different bottlenecks, memory and the matrix units. A block that computed whole rows would hold only a few of them, would load all weights \
+                  again for every few rows, and would leave the tensor cores idle. With few rows (decoding) the matmul is limited \
+                  by reading its weights anyway, so the fusion is allowed and priced. It is also allowed after a matmul whose \
+                  rows fit a cluster of blocks and, on GPUs with such clusters, before one.",
         example: "y = linear x[8192,768] w[768,4096] ; z = layer_norm y g[4096] b[4096] ; out z",
-        hint: "after a product, rows that a cluster holds are fused (up to 2048 columns on Hopper); otherwise let the product \
-               write its rows and fuse the norm with the residual add around it, or use a template that owns whole rows \
+        hint: "after a matmul, rows that fit a cluster are fused (up to 2048 columns on Hopper); otherwise let the matmul \
+               write its rows and fuse the norm with the residual add, or use an op whose kernel computes whole rows \
                (attention_block)",
     },
     Page {
         code: "E-PLAN-005",
         title: "a view moves elements",
-        meaning: "Between the two a transpose, a slice or a reshape puts elements into other rows or columns, so that a \
-                  thread would need what another one computes.",
+        meaning: "A transpose, a slice or a reshape between the two moves elements to other rows or columns, so a thread would need \
+                  values that another thread computes.",
         example: "a = relu x[2,3,8] ; t = transpose a [1,0,2] ; b = relu t ; out b",
-        hint: "apply the view to the inputs instead of to what the first kernel makes, if the computation allows it",
+        hint: "apply the view to the inputs of the first kernel instead of its result, if the computation allows it",
     },
     Page {
         code: "E-PLAN-006",
         title: "too many tensors",
-        meaning: "Each tensor is a stream of addresses. Beyond the limit of the machine, prefetchers lose track (CPU) or \
-                  pointers crowd out values in registers (GPU).",
+        meaning: "Each tensor is a stream of addresses. Beyond the limit of the machine, hardware prefetchers stop working (CPU) or \
+                  pointers take the registers that values need (GPU).",
         example: "",
-        hint: "split the computation where few values are alive",
+        hint: "split the computation where few values are live",
     },
     Page {
         code: "E-PLAN-007",
         title: "the row is too long",
-        meaning: "Rows that wait for a reduction are kept close to the cores: in registers, shared memory or the \
-                  second-level cache. This row does not fit.",
+        meaning: "A row that is reduced is kept in registers, in shared memory or in the second-level cache until the reduction is \
+                  done. This row does not fit.",
         example: "",
-        hint: "shorter rows, or a 16-bit storage type; a kernel of several passes reads the row again instead",
+        hint: "use shorter rows or a 16-bit dtype; separate kernels read the row again instead",
     },
     Page {
         code: "E-PLAN-008",
-        title: "the strategy keeps calls apart",
-        meaning: "The plans `naive`, `eager` and `unfused` are baselines: they keep apart what the user wrote apart.",
+        title: "the strategy does not fuse across calls",
+        meaning: "The plans `naive`, `eager` and `unfused` are baselines: they do not fuse separate calls.",
         example: "",
         hint: "use the plan `fused`",
     },
     Page {
         code: "E-PLAN-009",
         title: "too many primitives",
-        meaning: "Kernels are kept small enough to compile quickly and to read.",
+        meaning: "Kernels are limited in size, so that they compile quickly and can be read.",
         example: "",
-        hint: "none needed: the planner cuts the chain where it costs least",
+        hint: "none needed: the planner splits the chain where it costs least",
     },
     Page {
         code: "E-PLAN-010",
-        title: "no skeleton holds both",
-        meaning: "Kernels are made from skeletons: row, matmul, attention, copy, scatter. These two kinds have none in \
-                  common.",
+        title: "no common skeleton",
+        meaning: "Every kernel has one of a few skeletons: row, matmul, attention, copy, scatter. No skeleton contains both kinds \
+                  of work.",
         example: "s = scatter_add i:i32[4] x[4,8] rows=16 ; y = relu s ; out y",
         hint: "none",
     },
     Page {
         code: "E-PLAN-011",
-        title: "several products",
-        meaning: "Two products share a kernel if they read the same first operand (one wider product), or as parts of \
-                  attention. Otherwise one would wait for the other inside the kernel.",
+        title: "several matmuls",
+        meaning: "Two matmuls share a kernel if they have the same left operand (as one wider matmul), or as parts of attention. \
+                  Otherwise they would run one after another inside the kernel, which saves nothing.",
         example: "a = matmul x[64,64] w[64,64] ; b = matmul a v[64,64] ; out b",
         hint: "none",
     },
     Page {
         code: "E-PLAN-012",
         title: "read elsewhere too",
-        meaning: "A prologue computes an operand while it is loaded, once for every tile that needs it; nobody stores \
-                  it. Another kernel reads this value, so it must be stored.",
+        meaning: "A prologue computes an operand of a matmul while it is loaded, once for every tile that needs it, and does not \
+                  store it. Another kernel reads this value, so it must be stored.",
         example: "a = relu x[64,64] ; b = matmul a w[64,64] ; out a b",
         hint: "keep the producer as a kernel of its own",
     },
     Page {
         code: "E-PLAN-013",
         title: "not generated here",
-        meaning: "The fusion is sound and priced, and no generator for this device makes such a kernel yet. `analyze` \
-                  shows the plan as it would be; `fuse` uses what can be generated.",
+        meaning: "The fusion is legal and has a price, but this version has no generator for such a kernel on this device. \
+                  `analyze --conceivable` plans with it; `fuse` uses only kernels that can be generated.",
         example: "",
-        hint: "see `conceivable` beside the chosen plan for what it would be worth",
+        hint: "the plan `conceivable` in the report shows what it would gain",
     },
     Page {
         code: "E-PLAN-014",
-        title: "legal and slower",
-        meaning: "The best plan that contains this fusion is slower than the best plan without it: what it saves in \
-                  bytes and launches it loses in arithmetic, parallelism or another fusion.",
+        title: "legal but slower",
+        meaning: "The best plan with this fusion is slower than the best plan without it: it costs more in arithmetic, parallelism or \
+                  other fusions than it saves in bytes and launches.",
         example: "",
         hint: "force it with --force to see the price",
     },
@@ -314,23 +313,23 @@ pub const PAGES: &[Page] = &[
         title: "excluded by the user",
         meaning: "A --forbid names this fusion, or a --force puts one of its operations into another kernel.",
         example: "",
-        hint: "drop the --forbid or --force",
+        hint: "remove the --forbid or --force",
     },
     Page {
         code: "E-PLAN-016",
-        title: "computed again in backward",
-        meaning: "The value is computed a second time in the backward part, from values that are kept anyway, so that it \
-                  need not wait in memory through the whole forward part. A kernel of the forward part that computed it \
-                  would bring the waiting back.",
+        title: "recomputed in the backward pass",
+        meaning: "The backward pass recomputes this value from values that are stored anyway, so that it does not occupy memory \
+                  through the forward pass. Fusing the recomputation into a kernel of the forward pass would make it occupy memory \
+                  again.",
         example: "",
         hint: "analyse with --keep-all to store every value instead",
     },
     Page {
         code: "E-PLAN-017",
         title: "slower in one kernel",
-        meaning: "One kernel could compute this, and measurements show that separate kernels are faster for these sizes, for \
-                  a reason that the cost model does not see. A search never takes it; ready-made ops that are named for one \
-                  launch do.",
+        meaning: "One kernel could compute this, but measurements show that separate kernels are faster at these sizes, for a reason \
+                  that the cost model does not include. A search never chooses it; ops of the catalogue that are defined as one \
+                  launch use it.",
         example: "",
         hint: "change the size named in the reason, or keep the kernels separate",
     },

@@ -1,8 +1,8 @@
-//! The answer that every kernel is held against: graphs computed in `f64`.
+//! The reference for every kernel: graphs computed in `f64`, with bounds for the errors of kernels.
 //!
 //! - [`interpret`] runs the primitives of any graph, gradients included, exactly or rounded as if each value were stored.
 //! - [`formula`] computes a composite straight from its mathematics, independently of its expansion.
-//! - [`bounded`] analyses the errors that kernels of a graph may make, and holds results against them.
+//! - [`bounded`] computes how large the errors of kernels may be, and compares results with these bounds.
 //! - [`random_case`] makes graphs with inputs, for differential tests.
 //!
 //! ```

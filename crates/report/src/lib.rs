@@ -1,12 +1,12 @@
 //! An analysis as plain data ([`Analysis`]), as a page ([`html`]) and as a picture of the roofline ([`roofline_svg`]); and
 //! curves of numbers as a picture ([`curves_svg`]).
 //!
-//! It knows nothing of graphs and machines: `deuteron` fills the sheets, this crate shows them ([`html`],
-//! [`roofline_svg`]), reads them back ([`parse`], [`schema`]), compares two of them ([`diff`]) and holds one against
-//! what its reader expects ([`expect`]). All of it is pure: the same analysis gives the same bytes.
+//! It knows no graphs and no machines: `deuteron` fills in the data, and this crate shows it ([`html`],
+//! [`roofline_svg`]), reads it back ([`parse`], [`schema`]), compares two analyses ([`diff`]) and checks one against
+//! the expectations of a user ([`expect`]). All of it is pure: the same analysis gives the same bytes.
 //!
-//! An analysis may come from a file that somebody edited. Nothing here trusts its numbers: indices may point nowhere,
-//! figures may be infinite, and every string may hold markup.
+//! An analysis may come from an edited file, so nothing here trusts its numbers: indices may be out of range,
+//! figures may be infinite, and every string may contain markup.
 #![forbid(unsafe_code)]
 
 mod curve;

@@ -5,6 +5,7 @@
 
 mod cpu;
 mod gpu;
+mod ladders;
 mod matmul;
 mod op;
 mod pictures;
@@ -18,7 +19,13 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::{files, root};
 
 /// Documents with generated blocks.
-const DOCUMENTS: [&str; 3] = ["README.md", "docs/benchmarks.md", "docs/guide/src/step-2.md"];
+const DOCUMENTS: [&str; 5] = [
+    "README.md",
+    "docs/benchmarks.md",
+    "docs/guide/src/step-1.md",
+    "docs/guide/src/step-2.md",
+    "docs/guide/src/step-3.md",
+];
 
 /// Where the pages of ops are, as `op-NAME.md`.
 const GUIDE: &str = "docs/guide/src";
@@ -26,7 +33,7 @@ const GUIDE: &str = "docs/guide/src";
 /// Makes the text of a block.
 type Block = fn(&Path) -> Result<String>;
 
-const BLOCKS: [(&str, Block); 21] = [
+const BLOCKS: [(&str, Block); 24] = [
     ("summary", gpu::summary),
     ("h200-ops", gpu::ops),
     ("h200-losses", gpu::losses),
@@ -41,6 +48,9 @@ const BLOCKS: [(&str, Block); 21] = [
     ("h200-crossover", gpu::crossover),
     ("h200-decode", gpu::decode),
     ("h200-attention-ladder", gpu::ladder),
+    ("h200-row-ladder", ladders::rows),
+    ("h200-launch-ladder", ladders::launches),
+    ("cpu-ladder", ladders::cpu),
     ("cpu-ops", cpu::ops),
     ("cpu-fusion", cpu::fusion),
     ("cpu-matmul", matmul::cpu),

@@ -26,6 +26,11 @@ impl Rows {
         Self::parse(file, &fs::read_to_string(&path).with_context(|| path.display().to_string())?)
     }
 
+    /// Whether there is a `bench/results/FILE`.
+    pub fn exists(root: &Path, file: &str) -> bool {
+        root.join("bench/results").join(file).exists()
+    }
+
     pub fn parse(file: &str, text: &str) -> Result<Rows> {
         let mut lines = text.lines().map(fields);
         let header = lines.next().with_context(|| format!("{file} is empty"))?;

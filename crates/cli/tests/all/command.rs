@@ -180,6 +180,13 @@ fn a_ladder_ends_with_the_generated_kernel() {
     let rungs = ladder("add_act");
     assert_eq!(last(&rungs).as_deref(), Some("generated"));
     assert!(rungs.iter().all(|rung| rung["dtype"] == "f32" && rung["tflops"].is_null()), "{rungs:?}");
+    // Each primitive a kernel, by vectors from narrow to wide, then by all threads; then one kernel, at last with streaming stores.
+    let rungs = ladder("softmax");
+    let names: Vec<&str> = rungs.iter().map(|rung| rung["rung"].as_str().unwrap()).collect();
+    assert!(names.len() > 3 && names.ends_with(&["threads", "fused", "generated"]), "{names:?}");
+    let kernels: Vec<u64> = rungs.iter().map(|rung| rung["kernels"].as_u64().unwrap()).collect();
+    let (naive, fused) = kernels.split_at(kernels.len() - 2);
+    assert!(naive.iter().all(|&count| count > 2) && fused == [1, 1], "{kernels:?}");
     let rungs = ladder("attention");
     assert_eq!(last(&rungs).as_deref(), Some("generated"));
     assert!(rungs.iter().all(|rung| rung["dtype"] == "bf16" && rung["tflops"].as_f64() > Some(0.0)), "{rungs:?}");
@@ -202,7 +209,10 @@ fn ladders_of_launches_end_with_one() {
         assert!(rungs.iter().all(|rung| rung["verified"] == true && rung["dtype"] == "bf16"), "{rungs:?}");
         // A CPU has no recordings in which a driver could count.
         assert!(rungs.iter().all(|rung| rung["launches"].is_null() && rung["other_nodes"].is_null()), "{rungs:?}");
-        rungs.iter().map(|rung| rung["kernels"].as_u64().unwrap()).collect()
+        // Before them every primitive is a kernel.
+        let naive = rungs.iter().position(|rung| rung["rung"] == "threads").unwrap() + 1;
+        assert!(rungs[..naive].iter().all(|rung| rung["kernels"].as_u64() > Some(10)), "{rungs:?}");
+        rungs[naive..].iter().map(|rung| rung["kernels"].as_u64().unwrap()).collect()
     };
     assert_eq!(kernels("attention_add_norm"), [3, 2, 1]);
     assert_eq!(kernels("attention_block"), [4, 3, 1]);

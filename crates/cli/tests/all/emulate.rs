@@ -46,6 +46,19 @@ fn a_byte_beyond_a_result_is_found() {
     assert!(said.contains("argument 2 has 3084 bytes, and byte 3084 was written"), "{said}");
 }
 
+/// Eight rows of 64 columns, each read three times by a thread of its own: 8 sectors each time, of which 4 bytes each are used.
+#[test]
+fn accesses_are_counted() {
+    if !has_compiler() {
+        return;
+    }
+    let size = ["kernel", "softmax", "--rows", "8", "--cols", "64", "--schedules", "1", "--emulate", "--accesses"];
+    let text = printed(Folder::new().run(&[&size[..], &["--rung", "l2_thread_a_row"]].concat()));
+    let reads = "\n  global reads: 192 by warps, 1536 sectors of 32 bytes, 12.5 % of their bytes used\n";
+    let writes = "\n  global writes: 64 by warps, 512 sectors of 32 bytes, 12.5 % of their bytes used\n";
+    assert!(text.contains(reads) && text.contains(writes) && !text.contains("shared"), "{text}");
+}
+
 #[test]
 fn words_of_the_emulator_are_checked() {
     let rung = refused(&["kernel", "add_act", "--rung", "l1_scalar"]);
@@ -59,8 +72,11 @@ fn words_of_the_emulator_are_checked() {
     );
     let unknown = refused(&["ladder", "add_act", "--show", "l9"]);
     assert!(unknown.contains("expected one of l1_scalar, l2_vector, l3_in_flight"), "{unknown}");
-    let none = refused(&["ladder", "softmax"]);
-    assert!(none.contains("expected one of add_act, norm_act, attention, matmul"), "{none}");
+    let none = refused(&["ladder", "swiglu"]);
+    let names = "expected one of add_act, norm_act, softmax, attention, attention_add_norm, matmul";
+    assert!(none.contains(names), "{none}");
+    let accesses = refused(&["kernel", "softmax", "--accesses"]);
+    assert!(accesses.contains("--emulate"), "{accesses}");
     let shipped = refused(&["ladder", "attention", "--show", "l6_warpgroups"]);
     assert!(shipped.contains("deuteron kernel attention --device sm_90a"), "{shipped}");
 }

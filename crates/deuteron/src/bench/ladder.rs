@@ -7,7 +7,7 @@ use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cuda::CudaTarget;
 use deuteron_device::Cpu;
 use deuteron_graph::{Graph, Mask};
-use deuteron_kernels::ladder::{Ladder, Rung, WIDEST};
+use deuteron_kernels::ladder::{Ladder, Rung, WIDEST, with_ordinary_stores};
 use deuteron_kernels::{Backend, render};
 use deuteron_plan::{Plan, PlanError, Strategy, plan};
 use serde::Serialize;
@@ -58,7 +58,7 @@ pub struct LadderRow {
     pub worst_ratio: f64,
     /// median microseconds
     pub us: f64,
-    /// compulsory bytes a second, in GB/s
+    /// compulsory bytes of the op a second, those of its plan with the fewest, in GB/s
     pub gbps: f64,
     /// bytes a second of a copy of as many bytes, in the same run
     pub copy_gbps: f64,
@@ -119,13 +119,17 @@ pub fn check_ladder(engine: &Engine, case: &BenchCase) -> Result<Vec<LadderCheck
 }
 
 fn steps(engine: &Engine, case: &BenchCase, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
-    if let Some(chain) = Chain::of(graph, engine.device().target())? {
-        return cut_steps(engine, &chain, checks, graph);
-    }
-    match engine.device().backend() {
-        Backend::Cpu => cpu_steps(engine, checks, graph),
-        Backend::Cuda(target) => cuda_steps(engine, target, case, checks, graph),
-    }
+    let chain = Chain::of(graph, engine.device().target())?;
+    let mut steps = match engine.device().backend() {
+        Backend::Cpu => naive_steps(engine, checks, graph)?,
+        Backend::Cuda(target) => written_steps(engine, target, case, checks, graph, chain.is_some())?,
+    };
+    steps.extend(match (&chain, engine.device().backend()) {
+        (Some(chain), _) => cut_steps(engine, chain, checks, graph)?,
+        (None, Backend::Cpu) => fused_steps(engine, checks, graph)?,
+        (None, Backend::Cuda(_)) => Vec::new(),
+    });
+    Ok(steps)
 }
 
 /// Fewer and fewer launches; those that a device has no kernels for are left out.
@@ -147,44 +151,78 @@ fn cut_steps(engine: &Engine, chain: &Chain, checks: &[Check], graph: &Graph) ->
     Ok(steps)
 }
 
-/// Rungs of a CPU: instruction sets on one thread, narrow to wide, then all threads.
-fn cpu_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
+/// The first rungs of a CPU: every primitive a kernel; vectors on one thread, narrow to wide, then all threads.
+fn naive_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
     let mut steps = Vec::new();
     for isa in Isa::available().into_iter().rev() {
         let alone = Engine::on(Arc::new(Cpu::with(1, isa)));
-        let about = format!("vectors of {}, one thread", isa.name());
-        let make = |graph: &Graph| Session::new(&alone, graph, Strategy::Greedy);
+        let about = format!("one kernel per primitive, vectors of {}, one thread", isa.name());
+        let make = |graph: &Graph| Session::new(&alone, graph, Strategy::Naive);
         steps.push(step(isa.name().to_string(), about, checks, graph, make)?);
     }
-    let make = |graph: &Graph| Session::new(engine, graph, Strategy::Greedy);
-    steps.push(step("generated".into(), "all threads".into(), checks, graph, make)?);
+    let make = |graph: &Graph| Session::new(engine, graph, Strategy::Naive);
+    steps.push(step("threads".into(), "the same on all threads".into(), checks, graph, make)?);
     Ok(steps)
 }
 
-/// Rungs of a GPU: kernels written by hand, then the generated one.
-fn cuda_steps(
+/// The last rungs of a CPU: the fused plan, first with ordinary stores where its one kernel could have others.
+fn fused_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
+    let ordinary = |graph: &Graph| -> Result<Option<Kernel>, Error> {
+        let Some(plan) = one_kernel(engine, graph)? else { return Ok(None) };
+        Ok(with_ordinary_stores(&plan.groups[0].draft(graph, &plan.placement)))
+    };
+    let mut steps = Vec::new();
+    let mut about = "one kernel";
+    if ordinary(graph)?.is_some() {
+        let make = |graph: &Graph| {
+            let options =
+                SessionOptions::from(Strategy::Greedy).kernels(ordinary(graph)?.into_iter().collect::<Vec<_>>());
+            Session::new(engine, graph, options)
+        };
+        steps.push(step("fused".into(), "one kernel".into(), checks, graph, make)?);
+        about = "streaming stores, from 8 MiB of arguments on";
+    }
+    let make = |graph: &Graph| Session::new(engine, graph, Strategy::Greedy);
+    steps.push(step("generated".into(), about.into(), checks, graph, make)?);
+    Ok(steps)
+}
+
+/// Rungs of a GPU: kernels written by hand, then the generated one. Where an op is cut into launches besides, its cuts end with what is shipped.
+fn written_steps(
     engine: &Engine,
     target: &CudaTarget,
     case: &BenchCase,
     checks: &[Check],
     graph: &Graph,
+    is_cut: bool,
 ) -> Result<Vec<Step>, Error> {
     let refused = || Error::NoLadder { op: case.op.name(), widest: WIDEST };
     let is_written = case.op.is_usual() && !case.backward;
-    let ladder = Ladder::of(case.op.name()).filter(|_| is_written).ok_or_else(refused)?;
-    if ladder == Ladder::NormAct && (case.cols > WIDEST || !case.cols.is_multiple_of(8)) {
+    let ladder = match Ladder::of(case.op.name()).filter(|_| is_written) {
+        Some(ladder) => ladder,
+        None if is_cut => return Ok(Vec::new()),
+        None => return Err(refused()),
+    };
+    let by_rows = matches!(ladder, Ladder::NormAct | Ladder::Softmax);
+    if by_rows && (case.cols > WIDEST || !case.cols.is_multiple_of(8)) {
         return Err(refused());
     }
+    let kernel = |rung: &Rung, graph: &Graph| -> Result<Option<Kernel>, Error> {
+        Ok(one_kernel(engine, graph)?.and_then(|plan| rung_kernel(rung, graph, &plan, target)))
+    };
     let mut steps = Vec::new();
     for rung in ladder.rungs().iter().filter(|rung| rung.is_for(target.arch)) {
+        // The cuts that follow are of other types and widths too, and end with the kernel that is shipped.
+        if is_cut && (rung.text().is_none() || kernel(rung, graph)?.is_none()) {
+            continue;
+        }
         let make = |graph: &Graph| {
-            let plan = one_kernel(engine, graph)?.ok_or_else(refused)?;
-            let kernel = rung_kernel(rung, graph, &plan, target).ok_or_else(refused)?;
+            let kernel = kernel(rung, graph)?.ok_or_else(refused)?;
             Session::new(engine, graph, SessionOptions::from(Strategy::Greedy).kernels([kernel]))
         };
         steps.push(step(rung.name.to_string(), rung.about.to_string(), checks, graph, make)?);
     }
-    if !ends_with_generated(engine, target, ladder.rungs(), graph)? {
+    if !is_cut && !ends_with_generated(engine, target, ladder.rungs(), graph)? {
         let make = |graph: &Graph| Session::new(engine, graph, Strategy::Greedy);
         steps.push(step("generated".into(), "what `deuteron kernel` prints".into(), checks, graph, make)?);
     }
@@ -277,7 +315,7 @@ fn row(
     let recorded = session.recorded_launches()?;
     let copy_gbps = gbps(turns.copy_bytes as u64, turns.copy);
     let (first, time) = (turns.times[0], turns.times[index]);
-    let gbps = gbps(session.plan().bytes().0, time);
+    let gbps = gbps(turns.copy_bytes as u64, time);
     Ok(LadderRow {
         op: case.op.name().to_string(),
         rows: case.rows,

@@ -21,7 +21,7 @@ pub(super) struct Turns {
     pub times: Vec<Duration>,
     /// of the faster way to copy
     pub copy: Duration,
-    /// that a copy reads and writes, as many as the first session moves
+    /// that a copy reads and writes, as many as the session moves that moves fewest
     pub copy_bytes: usize,
 }
 
@@ -30,7 +30,8 @@ pub(super) fn in_turn(engine: &Engine, sessions: &mut [Session], tensors: &[Tens
     let Some(first) = sessions.first() else {
         return Ok(Turns { times: Vec::new(), copy: Duration::ZERO, copy_bytes: 0 });
     };
-    let mut probe = engine.device().copy_probe(first.plan().bytes().0 as usize / 2)?;
+    let least = sessions.iter().map(|session| session.plan().bytes().0).min().unwrap_or_default();
+    let mut probe = engine.device().copy_probe(least as usize / 2)?;
     let mut sampler = match engine.device().backend() {
         Backend::Cpu => Sampler::Host(tensors.iter().collect()),
         Backend::Cuda(_) => {

@@ -57,7 +57,7 @@ pub enum CudaError {
     },
     /// A driver without a GPU.
     #[error(
-        "no CUDA device: the driver is there and expected at least one GPU, got none; look at `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use the CPU"
+        "no CUDA device: the driver is installed, but expected at least one GPU, got none; check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use the CPU"
     )]
     NoDevice,
     /// No memory on the device.

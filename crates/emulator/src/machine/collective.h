@@ -13,6 +13,7 @@ static int lane() { return current->position.x & 31; }
 template <size_t N> static Collective* join(u32 mask, const char* what, const u64 (&words)[N], void (*act)(Collective&)) {
     static_assert(N <= 10, "a collective has room for ten words of a lane");
     if (!(mask >> lane() & 1)) fail("%s: a lane that its mask leaves out", what);
+    ++current->joined;
     Warp& warp = current->block->warps[current->position.x / 32];
     Collective* collective = nullptr;
     for (Collective* open : warp.open) {
@@ -34,7 +35,9 @@ template <size_t N> static Collective* join(u32 mask, const char* what, const u6
     memcpy(collective->words[lane()], words, sizeof words);
     collective->arrived |= 1u << lane();
     if (collective->arrived == mask) {
+        machine.acting = true;
         act(*collective);
+        machine.acting = false;
         collective->over = true;
         for (size_t i = 0; i < warp.open.size(); ++i) {
             if (warp.open[i] == collective) warp.open.erase(warp.open.begin() + i--);

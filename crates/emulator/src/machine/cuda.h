@@ -8,7 +8,12 @@
 #define __host__
 #define __global__
 #define __grid_constant__
+#ifdef COUNT_ACCESSES
+// Accesses of a function are told apart by where it is called.
+#define __forceinline__ inline __attribute__((always_inline))
+#else
 #define __forceinline__ inline
+#endif
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __CUDA_ARCH__ 900
@@ -28,9 +33,14 @@ static u32 reserve_statics(size_t bytes) {
     return offset;
 }
 }  // namespace emulator
-// A variable in shared memory: what stands for `__shared__ T name;`, of which each has a number.
+// A variable in shared memory: what stands for `__shared__ T name;`, of which each has a number. Every grid has its own.
 template <int NUMBER, class T> static T& shared_variable() {
-    static const u32 offset = emulator::reserve_statics(sizeof(T));
+    static u64 grid = 0;
+    static u32 offset = 0;
+    if (grid != emulator::machine.grid) {
+        grid = emulator::machine.grid;
+        offset = emulator::reserve_statics(sizeof(T));
+    }
     const emulator::Settings& settings = emulator::machine.settings;
     return *(T*)((char*)shared_memory() + settings.shared - settings.statics + offset);
 }

@@ -2,11 +2,15 @@
 //
 // The launch, as text: `arguments N`, then for each its bytes, whether it is written, and the argument whose memory it takes or -1;
 // `memory WORKSPACE KEPT ALIGNED`; `grids N`, then for each the name of its kernel and a grid. The files `argument0`, .. hold bytes, `result0`, .. get them.
+// Under COUNT_ACCESSES the file `accesses` gets what `accesses.h` counts under the first seed.
 #include "emulator.h"
 
 #include <signal.h>
 #include <sys/mman.h>
 
+#ifdef COUNT_ACCESSES
+#include "accesses.h"
+#endif
 #include "launch.h"
 #include "kernel.h"
 #include "entries.h"
@@ -98,6 +102,14 @@ static bool run_seed(const std::vector<Grid>& grids, size_t workspace, size_t ke
     places.workspace = scratch.first;
     places.kept = own.first;
     places.fault = fault.first;
+#ifdef COUNT_ACCESSES
+    if (bits.empty()) accesses::start(); else accesses::stop();
+    for (const Argument& argument : arguments) {
+        if (argument.memory) accesses::add_range(argument.memory->first, argument.memory->bytes);
+    }
+    accesses::add_range(scratch.first, workspace);
+    accesses::add_range(own.first, kept);
+#endif
     for (const Grid& grid : grids) {
         settings.statics = grid.launch.shared <= 128 << 10 ? 48 << 10 : 4096;
         run_entry(grid.name, grid.launch, places, settings);
@@ -150,6 +162,9 @@ int main(int count, char** words) {
         settings.aligned = aligned;
         return run_seed(grids, workspace, kept, settings, bits);
     });
+#ifdef COUNT_ACCESSES
+    accesses::write("accesses");
+#endif
     size_t at = 0;
     for (size_t i = 0; i < arguments.size(); ++i) {
         FILE* file = fopen(("result" + std::to_string(i)).c_str(), "wb");

@@ -244,6 +244,7 @@ static void end_blocks() {
         Block* block = machine.blocks[i].get();
         if (block->live > 0) continue;
         end_block(*block);
+        if (machine.at_end) machine.at_end(block);
         for (size_t j = machine.units.size(); j-- > 0;) {
             if (machine.units[j].block == block) machine.units.erase(machine.units.begin() + j);
         }
@@ -258,6 +259,8 @@ template <class Parameter> static void run(void (*kernel)(Parameter), const Para
     machine.body = [=] { kernel(parameter); };
     machine.state = settings.seed;
     machine.now = machine.quiet = 0;
+    ++machine.grid;
+    machine.statics = 0;
     if (settings.blocks % settings.cluster) fail("%u blocks in clusters of %u", settings.blocks, settings.cluster);
     std::vector<u32> waiting;  // clusters
     const u32 clusters = settings.blocks / settings.cluster, resident = std::max(settings.resident, settings.cluster);

@@ -126,6 +126,7 @@ struct Thread {
     u64 number = 0;
     const char* what = "";
     u32 address = 0;
+    u64 joined = 0;  // operations executed together with other lanes
     // Multiplications.
     u64 issued = 0;
     bool fenced = false;
@@ -178,12 +179,15 @@ struct Machine {
     std::function<void()> body;
     jmp_buf place;
     u64 state = 1, now = 0, quiet = 0, copies = 0;
+    u64 grid = 0;     // counted from 1
     u32 statics = 0;  // bytes of variables in shared memory
     std::multimap<u64, std::function<void()>> events;
     std::vector<std::unique_ptr<Block>> blocks;
     std::vector<Unit> units;
     std::vector<char*> stacks;
     std::vector<Collective*> collectives;
+    std::function<void(const Block*)> at_end;  // is told of each block that ends, if it is there
+    bool acting = false;  // a lane carries out what the lanes of its warp execute together
 };
 
 // Not static: the compiler may not think that nobody else changes them.

@@ -15,7 +15,7 @@ use deuteron_codegen::tile::{self, Part};
 use deuteron_graph::Dtype;
 
 /// Elements of a head, as the rungs are written for.
-const WIDTH: usize = 64;
+pub(super) const WIDTH: usize = 64;
 /// Rows of a tile, as in the rungs that have tiles.
 const TILE: usize = 64;
 /// Blocks along the second and third axis of a grid, at most.
@@ -26,25 +26,25 @@ const MAX_BLOCKS: usize = 65_535;
 pub struct Written {
     /// as its file
     pub name: &'static str,
-    texts: &'static [&'static str],
-    passes: &'static [Pass],
+    pub(super) texts: &'static [&'static str],
+    pub(super) passes: &'static [Pass],
     /// whether it has scores in memory
-    has_scores: bool,
+    pub(super) has_scores: bool,
 }
 
 /// One launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Pass {
-    entry: &'static str,
-    threads: u32,
+pub(super) struct Pass {
+    pub entry: &'static str,
+    pub threads: u32,
     /// bytes of dynamic shared memory
-    shared: u32,
-    over: Over,
+    pub shared: u32,
+    pub over: Over,
 }
 
 /// What a launch has a block for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Over {
+pub(super) enum Over {
     /// so many keys of a query of a head
     Keys(usize),
     /// so many rows of all heads
@@ -53,6 +53,27 @@ enum Over {
     Tiles,
     /// a tile of queries and a tile of keys of a head
     Pairs,
+    /// so many rows of heads side by side
+    Tokens(usize),
+    /// so many elements of the result
+    Elements(usize),
+}
+
+/// Sizes that launches are cut by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counts {
+    /// of all sequences
+    pub heads: usize,
+    pub queries: usize,
+    /// rows of heads side by side
+    pub tokens: usize,
+}
+
+impl Counts {
+    /// Elements of attention's result.
+    pub fn elements(&self) -> usize {
+        self.heads * self.queries * WIDTH
+    }
 }
 
 pub(super) const NAIVE: Written = Written {
@@ -113,10 +134,9 @@ pub(super) enum Step {
 impl Step {
     /// Whether a GPU has its instructions and its shared memory.
     pub fn is_for(self, arch: Arch) -> bool {
-        let fits = |written: Written| written.passes.iter().all(|pass| pass.shared as usize <= arch.block_shared());
         match self {
-            Step::Plain(written) => fits(written),
-            Step::Matrix(written) => arch.is_ampere() && fits(written),
+            Step::Plain(written) => written.fits(arch),
+            Step::Matrix(written) => arch.is_ampere() && written.fits(arch),
             Step::Tensor => arch.is_ampere(),
             Step::Hopper => arch.has_wgmma(),
         }
@@ -148,9 +168,14 @@ impl Step {
 
 /// Whether this is the attention that the rungs compute.
 fn is_written_for(kernel: &AttentionKernel, shape: &AttentionShape) -> bool {
-    let &AttentionShape { batch, heads, queries, keys, q, k, v, o, .. } = shape;
+    takes_heads(kernel, shape, &[shape.q, shape.k, shape.v, shape.o])
+}
+
+/// Whether this is causal attention of bf16 whose operands of these strides have heads one after another.
+pub(super) fn takes_heads(kernel: &AttentionKernel, shape: &AttentionShape, operands: &[HeadStrides]) -> bool {
+    let &AttentionShape { batch, heads, queries, keys, .. } = shape;
     let whole = HeadStrides { batch: heads * queries * WIDTH, head: queries * WIDTH, position: WIDTH };
-    let follow = |strides: HeadStrides| {
+    let follow = |strides: &HeadStrides| {
         let (sizes, steps) = ([batch, heads, queries], [strides.batch, strides.head, strides.position]);
         let expected = [whole.batch, whole.head, whole.position];
         sizes.iter().zip(steps).zip(expected).all(|((&size, step), expected)| size <= 1 || step == expected)
@@ -158,14 +183,24 @@ fn is_written_for(kernel: &AttentionKernel, shape: &AttentionShape) -> bool {
     let same = kernel.dtype == Dtype::Bf16 && kernel.kv == Dtype::Bf16 && kernel.group <= 1 && kernel.dropout.is_none();
     let causal = kernel.mask == AttentionMask::Causal && queries == keys;
     let sized = queries <= MAX_BLOCKS && batch * heads <= MAX_BLOCKS;
-    same && causal && sized && kernel.width == WIDTH && [q, k, v, o].into_iter().all(follow)
+    same && causal && sized && kernel.width == WIDTH && operands.iter().all(follow)
 }
 
 impl Written {
     fn kernel(&self, attention: &LoweredAttention) -> Kernel {
         let LoweredAttention { kernel, shape, args } = attention;
         let source = CudaSource::new(self.name, self.text(kernel.scale));
-        let launch = Launch::of_grids(attention.arguments(), self.grids(shape, args));
+        let &AttentionShape { batch, heads, queries, .. } = shape;
+        let all_heads = batch * heads;
+        let address = |position: usize| {
+            let offset = args.get(position).map_or(0, ArgBinding::start);
+            Word::Argument { position, offset }
+        };
+        let mut words: Vec<Word> = (0..4).map(address).collect();
+        words.push(self.scores_at(0));
+        words.extend([all_heads, queries].map(|number| Word::Number(number as u64)));
+        let counts = Counts { heads: all_heads, queries, tokens: all_heads * queries };
+        let launch = Launch::of_grids(attention.arguments(), self.grids(&counts, words, 0));
         Kernel::new(Source::Cuda(source), launch.with_variant(self.name.to_string(), String::new()))
     }
 
@@ -179,33 +214,37 @@ impl Written {
         [&before, self.texts].concat().join("\n")
     }
 
-    /// The grids of a launch, with the words of `parameters.cuh`.
-    fn grids(&self, shape: &AttentionShape, args: &[ArgBinding]) -> Grids {
-        let &AttentionShape { batch, heads, queries, .. } = shape;
-        let all_heads = batch * heads;
-        if all_heads * queries == 0 {
+    /// Whether a GPU has the shared memory of its launches.
+    pub(super) fn fits(&self, arch: Arch) -> bool {
+        self.passes.iter().all(|pass| pass.shared as usize <= arch.block_shared())
+    }
+
+    /// Where its scores are, behind so many bytes of the workspace; nowhere if it has none.
+    pub(super) fn scores_at(&self, before: usize) -> Word {
+        if self.has_scores { Word::Workspace(before) } else { Word::Number(0) }
+    }
+
+    /// Its grids, all with the same words. The workspace is so many bytes, then scores.
+    pub(super) fn grids(&self, counts: &Counts, words: Vec<Word>, before: usize) -> Grids {
+        let &Counts { heads, queries, tokens, .. } = counts;
+        if counts.elements() == 0 {
             return Grids::default();
         }
-        let scores = if self.has_scores { all_heads * queries * queries * 4 } else { 0 };
-        let address = |position: usize| {
-            let offset = args.get(position).map_or(0, ArgBinding::start);
-            Word::Argument { position, offset }
-        };
-        let mut words: Vec<Word> = (0..4).map(address).collect();
-        words.push(if self.has_scores { Word::Workspace(0) } else { Word::Number(0) });
-        words.extend([all_heads, queries].map(|number| Word::Number(number as u64)));
+        let scores = if self.has_scores { heads * queries * queries * 4 } else { 0 };
         let tiles = queries.div_ceil(TILE);
         let grid = |pass: &Pass| {
             let blocks = match pass.over {
-                Over::Keys(keys) => [queries.div_ceil(keys), queries, all_heads],
-                Over::Rows(rows) => [(all_heads * queries).div_ceil(rows), 1, 1],
-                Over::Tiles => [tiles, all_heads, 1],
-                Over::Pairs => [tiles, tiles, all_heads],
+                Over::Keys(keys) => [queries.div_ceil(keys), queries, heads],
+                Over::Rows(rows) => [(heads * queries).div_ceil(rows), 1, 1],
+                Over::Tiles => [tiles, heads, 1],
+                Over::Pairs => [tiles, tiles, heads],
+                Over::Tokens(rows) => [tokens.div_ceil(rows), 1, 1],
+                Over::Elements(elements) => [counts.elements().div_ceil(elements), 1, 1],
             };
             let &Pass { entry, threads, shared, .. } = pass;
             let grid = Grid::new(entry, 0, threads, words.clone());
             Grid { blocks: blocks.map(|count| count as u32), shared, ..grid }
         };
-        Grids { list: self.passes.iter().map(grid).collect(), workspace: scores, ..Grids::default() }
+        Grids { list: self.passes.iter().map(grid).collect(), workspace: before + scores, ..Grids::default() }
     }
 }

@@ -1,29 +1,36 @@
-//! The road from a naive kernel to the generated one, rung by rung, for `add_act`, `norm_act`, `attention` and matmuls.
+//! The road from a naive kernel to the generated one, rung by rung, for `add_act`, `norm_act`, `softmax`, `attention`,
+//! `attention_add_norm` and matmuls.
 //!
 //! - Computes: `gelu(x + r)`; `gelu(layer_norm(x))`, with results rounded to the storage type where the graph has them;
-//!   `softmax(q k^T / sqrt(64)) v`, causal; `a b`.
+//!   `softmax(x)` over rows; `softmax(q k^T / sqrt(64)) v`, causal; the same with a residual and a layer norm; `a b`.
 //! - Shapes: any count of elements; rows of a multiple of 8 columns, of at most [`WIDEST`]; heads of 64, in bf16; matrices of any size whose
 //!   rows are contiguous, in f16 and bf16.
 //! - Launched in place of the generated kernel, on its arguments, so that one harness runs and checks all of them. The
 //!   generated kernel is the top rung.
+//! - On a CPU a rung is a plan, an instruction set and a number of threads, which the harness varies; the one kernel that is made
+//!   here has ordinary stores in place of streaming ones ([`with_ordinary_stores`]).
 
 pub(crate) mod attention;
+pub(crate) mod attention_add_norm;
 pub(crate) mod matmul;
 
 use deuteron_attention::chain::{self, Fit};
 use deuteron_attention::kernel::LoweredAttention;
 use deuteron_codegen::cuda::arch::Arch;
-use deuteron_codegen::cuda::grid::CudaSource;
+use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids};
 use deuteron_codegen::cuda::row::variant::RowVariant;
 use deuteron_codegen::cuda::row_config::{Policy, RowConfig};
 use deuteron_codegen::cuda::target::CudaTarget;
-use deuteron_codegen::kernel::Kernel;
+use deuteron_codegen::kernel::{Kernel, Launch};
 use deuteron_codegen::lower::lower_with_origins;
 use deuteron_graph::Dtype;
 use deuteron_plan::{Draft, Structure};
 
 /// The longest row that the rungs take.
 pub const WIDEST: usize = 4096;
+
+/// Threads of a block where several launches stand for a row kernel.
+const LAUNCH_THREADS: usize = 256;
 
 /// An op that has a ladder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +39,12 @@ pub enum Ladder {
     AddAct,
     /// `gelu(layer_norm(x))`
     NormAct,
+    /// `softmax(x)`
+    Softmax,
     /// `softmax(q k^T / sqrt(64)) v`, causal
     Attention,
+    /// `s = r + attention(q, k, v)`, `y = layer_norm(s)`
+    AttentionAddNorm,
     /// `a b`
     Matmul,
 }
@@ -52,11 +63,24 @@ pub struct Rung {
 #[derive(Debug, Clone, Copy)]
 enum Text {
     /// a text in place of that of a row kernel
-    Row { text: &'static str, spread: Spread },
+    Row(RowText),
     /// a kernel of attention
     Attention(attention::Step),
+    /// a kernel of attention, residual and norm
+    AttentionAddNorm(attention_add_norm::Step),
     /// a kernel of a matmul
     Matmul(matmul::Step),
+}
+
+/// A text in place of that of a row kernel.
+#[derive(Debug, Clone, Copy)]
+struct RowText {
+    text: &'static str,
+    /// what stands before it
+    parameters: &'static str,
+    /// arguments of the kernel
+    arguments: usize,
+    spread: Spread,
 }
 
 /// How a row kernel is spread over threads.
@@ -64,17 +88,25 @@ enum Text {
 enum Spread {
     /// threads of a block, and how many vectors a thread takes; 0: one element
     Elements { threads: usize, vectors: usize },
-    /// threads a row, rows a block
+    /// threads per row, rows per block
     Rows { threads: usize, rows: usize },
+    /// launches of 256 threads per block one after another: their kernels, and whether a thread takes an element or a row; and words of 4
+    /// bytes of the workspace, per row, beside one per element
+    Launches { list: &'static [(&'static str, bool)], words_per_row: usize },
 }
 
-/// A rung in place of a row kernel: its folder and file, what it does better, how it is spread.
+/// A rung in place of a row kernel: its folder and file, its arguments, what it does better, how it is spread.
 macro_rules! row {
-    ($folder:literal, $name:literal, $about:literal, $spread:expr) => {
+    ($folder:literal, $arguments:literal, $name:literal, $about:literal, $spread:expr) => {
         Rung {
             name: $name,
             about: $about,
-            text: Text::Row { text: include_str!(concat!($folder, "/", $name, ".cu")), spread: $spread },
+            text: Text::Row(RowText {
+                text: include_str!(concat!($folder, "/", $name, ".cu")),
+                parameters: include_str!(concat!($folder, "/parameters.cuh")),
+                arguments: $arguments,
+                spread: $spread,
+            }),
         }
     };
 }
@@ -88,17 +120,38 @@ const fn rows(threads: usize, rows: usize) -> Spread {
 }
 
 const ADD_ACT: [Rung; 3] = [
-    row!("add_act", "l1_scalar", "one thread per element", elements(0)),
-    row!("add_act", "l2_vector", "16 bytes per thread", elements(1)),
-    row!("add_act", "l3_in_flight", "two vectors per thread, loads first", elements(2)),
+    row!("add_act", 3, "l1_scalar", "one thread per element", elements(0)),
+    row!("add_act", 3, "l2_vector", "16 bytes per thread", elements(1)),
+    row!("add_act", 3, "l3_in_flight", "two vectors per thread, loads first", elements(2)),
 ];
 
 const NORM_ACT: [Rung; 5] = [
-    row!("norm_act", "l1_thread_a_row", "one thread per row", rows(1, 128)),
-    row!("norm_act", "l2_block_a_row", "one block per row, sums by a tree in shared memory", rows(256, 1)),
-    row!("norm_act", "l3_warp_a_row", "one warp per row, sums by shuffles", rows(32, 8)),
-    row!("norm_act", "l4_vectors", "16 bytes per thread", rows(32, 8)),
-    row!("norm_act", "l5_row_in_registers", "the row read once and held in registers", rows(32, 4)),
+    row!("norm_act", 4, "l1_thread_a_row", "one thread per row", rows(1, 128)),
+    row!("norm_act", 4, "l2_block_a_row", "one block per row, sums by a tree in shared memory", rows(256, 1)),
+    row!("norm_act", 4, "l3_warp_a_row", "one warp per row, sums by shuffles", rows(32, 8)),
+    row!("norm_act", 4, "l4_vectors", "16 bytes per thread", rows(32, 8)),
+    row!("norm_act", 4, "l5_row_in_registers", "the row read once and held in registers", rows(32, 4)),
+];
+
+/// One launch per step of the formula.
+const STEPS_OF_SOFTMAX: Spread = Spread::Launches {
+    list: &[("find_largest", false), ("exponentials", true), ("add_up", false), ("divide", true)],
+    words_per_row: 2,
+};
+
+const SOFTMAX: [Rung; 6] = [
+    row!(
+        "softmax",
+        2,
+        "l1_four_launches",
+        "one launch per step of the formula, exponentials in memory",
+        STEPS_OF_SOFTMAX
+    ),
+    row!("softmax", 2, "l2_thread_a_row", "one launch, one thread per row", rows(1, 128)),
+    row!("softmax", 2, "l3_block_a_row", "one block per row, a tree in shared memory", rows(256, 1)),
+    row!("softmax", 2, "l4_warp_a_row", "one warp per row, shuffles", rows(32, 8)),
+    row!("softmax", 2, "l5_online", "16 bytes per access, largest value and sum in one sweep", rows(32, 8)),
+    row!("softmax", 2, "l6_row_in_registers", "the row read once and held in registers", rows(32, 4)),
 ];
 
 const fn of_attention(name: &'static str, about: &'static str, step: attention::Step) -> Rung {
@@ -139,6 +192,38 @@ const ATTENTION: [Rung; 6] = [
     ),
 ];
 
+const fn of_rows(name: &'static str, about: &'static str, step: attention_add_norm::Step) -> Rung {
+    Rung { name, about, text: Text::AttentionAddNorm(step) }
+}
+
+const ATTENTION_ADD_NORM: [Rung; 5] = [
+    of_rows(
+        attention_add_norm::NAIVE.name,
+        "five launches: scores, softmax, values, sum, norm, one thread per element or row",
+        attention_add_norm::Step::Plain(attention_add_norm::NAIVE),
+    ),
+    of_rows(
+        attention_add_norm::TILED.name,
+        "five launches: products of tiles in shared memory, one warp per row of softmax and norm",
+        attention_add_norm::Step::Plain(attention_add_norm::TILED),
+    ),
+    of_rows(
+        attention_add_norm::ONLINE.name,
+        "two launches: attention with online softmax; sum and norm, the row in registers",
+        attention_add_norm::Step::Plain(attention_add_norm::ONLINE),
+    ),
+    of_rows(
+        attention_add_norm::TENSOR_CORES.name,
+        "two launches: attention on the tensor cores; sum and norm",
+        attention_add_norm::Step::Matrix(attention_add_norm::TENSOR_CORES),
+    ),
+    of_rows(
+        "l5_one_launch",
+        "one launch: rows are finished where their last head is (shipped)",
+        attention_add_norm::Step::OneLaunch,
+    ),
+];
+
 const fn of_matmul(name: &'static str, about: &'static str, step: matmul::Step) -> Rung {
     Rung { name, about, text: Text::Matmul(step) }
 }
@@ -175,14 +260,17 @@ const MATMUL: [Rung; 7] = [
 
 impl Ladder {
     /// All of them.
-    pub const ALL: [Ladder; 4] = [Ladder::AddAct, Ladder::NormAct, Ladder::Attention, Ladder::Matmul];
+    pub const ALL: [Ladder; 6] =
+        [Ladder::AddAct, Ladder::NormAct, Ladder::Softmax, Ladder::Attention, Ladder::AttentionAddNorm, Ladder::Matmul];
 
     /// The op's name in the catalogue, or `matmul`, which has no sizes of a row op.
     pub fn op(self) -> &'static str {
         match self {
             Ladder::AddAct => "add_act",
             Ladder::NormAct => "norm_act",
+            Ladder::Softmax => "softmax",
             Ladder::Attention => "attention",
+            Ladder::AttentionAddNorm => "attention_add_norm",
             Ladder::Matmul => "matmul",
         }
     }
@@ -197,7 +285,9 @@ impl Ladder {
         match self {
             Ladder::AddAct => &ADD_ACT,
             Ladder::NormAct => &NORM_ACT,
+            Ladder::Softmax => &SOFTMAX,
             Ladder::Attention => &ATTENTION,
+            Ladder::AttentionAddNorm => &ATTENTION_ADD_NORM,
             Ladder::Matmul => &MATMUL,
         }
     }
@@ -207,8 +297,9 @@ impl Rung {
     /// Its text, without what rungs of its ladder share; none where it is a kernel that is shipped.
     pub fn text(&self) -> Option<String> {
         let texts = match &self.text {
-            Text::Row { text, .. } => std::slice::from_ref(text),
+            Text::Row(row) => std::slice::from_ref(&row.text),
             Text::Attention(step) => step.texts(),
+            Text::AttentionAddNorm(step) => step.texts(),
             Text::Matmul(step) => step.texts(),
         };
         (!texts.is_empty()).then(|| texts.join("\n"))
@@ -217,8 +308,9 @@ impl Rung {
     /// Whether a GPU has its instructions and its shared memory.
     pub fn is_for(&self, arch: Arch) -> bool {
         match self.text {
-            Text::Row { .. } => true,
+            Text::Row(_) => true,
             Text::Attention(step) => step.is_for(arch),
+            Text::AttentionAddNorm(step) => step.is_for(arch),
             Text::Matmul(step) => step.is_for(arch),
         }
     }
@@ -227,39 +319,65 @@ impl Rung {
     /// that it is not written for.
     pub fn kernel(&self, group: &Draft, target: &CudaTarget) -> Option<Kernel> {
         match self.text {
-            Text::Row { text, spread } if *group.structure == Structure::Row => {
-                row_kernel(self, text, spread, RowVariant::new(lower_with_origins(group).0, target), target)
+            Text::Row(row) if *group.structure == Structure::Row => {
+                row_kernel(self, row, RowVariant::new(lower_with_origins(group).0, target), target)
             }
-            Text::Row { .. } => None,
+            Text::Row(_) => None,
             Text::Attention(step) => match chain::fit(group)? {
                 Fit::Alone(fit) => step.kernel(&LoweredAttention::new(group, &fit), target),
                 Fit::Rows(_) | Fit::Block(_) | Fit::Gradient(_) => None,
             },
+            Text::AttentionAddNorm(step) => step.kernel(group, target),
             Text::Matmul(step) => step.kernel(group, target),
         }
     }
 }
 
+/// The kernel of row work for a CPU, which writes results through the caches whatever their size: the rung below streaming stores. None
+/// where the group is no row work.
+pub fn with_ordinary_stores(group: &Draft) -> Option<Kernel> {
+    (*group.structure == Structure::Row).then(|| crate::row::cpu::with_ordinary_stores(lower_with_origins(group).0))
+}
+
 /// A rung in place of a row kernel, of f32 or bf16.
-fn row_kernel(rung: &Rung, text: &str, spread: Spread, mut variant: RowVariant, target: &CudaTarget) -> Option<Kernel> {
+fn row_kernel(rung: &Rung, row: RowText, mut variant: RowVariant, target: &CudaTarget) -> Option<Kernel> {
     let body = &variant.lowered.body;
     let (element, vector) = match variant.lowered.launch.args.first()?.dtype {
         Dtype::F32 => (include_str!("f32.cuh"), 4),
         Dtype::Bf16 => (include_str!("bf16.cuh"), 8),
         _ => return None,
     };
-    let (is_flat, arguments, parameters) = match spread {
-        Spread::Elements { .. } => (true, 3, include_str!("add_act/parameters.cuh")),
-        Spread::Rows { .. } => (false, 4, include_str!("norm_act/parameters.cuh")),
-    };
-    if body.flat != is_flat || body.args.len() != arguments {
+    let is_flat = matches!(row.spread, Spread::Elements { .. });
+    if body.flat != is_flat || body.args.len() != row.arguments {
         return None;
     }
     let constants = format!("constexpr int COLS = {};\nconstexpr float EPS = 1e-5f;\n", body.cols);
-    let parts = [element, &constants, include_str!("common.cuh"), parameters, text];
-    variant.config = RowConfig { why: rung.about.to_string(), ..spread.config(vector, variant.config) };
+    let parts = [element, &constants, include_str!("common.cuh"), row.parameters, row.text];
+    variant.config = RowConfig { why: rung.about.to_string(), ..row.spread.config(vector, variant.config) };
     variant.shared = 0;
-    Some(variant.with_source(CudaSource::new(rung.name, parts.join("\n")), target))
+    let (rows, cols) = (variant.lowered.launch.rows, body.cols);
+    let kernel = variant.with_source(CudaSource::new(rung.name, parts.join("\n")), target);
+    Some(match row.spread {
+        Spread::Elements { .. } | Spread::Rows { .. } => kernel,
+        Spread::Launches { list, words_per_row } => in_launches(kernel, list, (rows, cols), words_per_row),
+    })
+}
+
+/// A kernel of one grid as several with the same words.
+fn in_launches(kernel: Kernel, list: &[(&'static str, bool)], (rows, cols): (usize, usize), words: usize) -> Kernel {
+    let Kernel { source, launch } = kernel;
+    let made = |grid: &Grid| -> Vec<Grid> {
+        let launches = list.iter().map(|&(entry, by_elements)| {
+            let threads = if by_elements { rows * cols } else { rows };
+            Grid::new(entry, threads.div_ceil(LAUNCH_THREADS), LAUNCH_THREADS as u32, grid.words.clone())
+        });
+        launches.collect()
+    };
+    let list = launch.grids().and_then(|grids| grids.list.first()).map_or(Vec::new(), made);
+    let grids = Grids { list, workspace: rows * (cols + words) * 4, ..Grids::default() };
+    let variant = launch.variant().name.clone();
+    let launch = Launch::of_grids(launch.arguments().to_vec(), grids).with_variant(variant, String::new());
+    Kernel::new(source, launch)
 }
 
 impl Spread {
@@ -269,6 +387,7 @@ impl Spread {
             Spread::Elements { threads, vectors: 0 } => (Policy::Flat, threads, 1, 1, 1),
             Spread::Elements { threads, vectors } => (Policy::Flat, threads, 1, width, vectors),
             Spread::Rows { threads, rows } => (Policy::Streamed, threads, rows, 1, 1),
+            Spread::Launches { .. } => (Policy::Streamed, 1, LAUNCH_THREADS, 1, 1),
         };
         (config.policy, config.threads_per_row, config.rows_per_block) = (policy, threads, rows);
         (config.vector, config.chunks) = (vector, chunks);
@@ -286,8 +405,9 @@ mod tests {
         for rung in Ladder::ALL.iter().flat_map(|ladder| ladder.rungs()) {
             assert_eq!(rung.text().is_none(), rung.about.ends_with("(shipped)"), "{}", rung.name);
             let (texts, limit) = match &rung.text {
-                Text::Row { text, .. } => (std::slice::from_ref(text), 80),
+                Text::Row(row) => (std::slice::from_ref(&row.text), 80),
                 Text::Attention(step) => (step.texts(), 120),
+                Text::AttentionAddNorm(step) => (step.texts(), 120),
                 Text::Matmul(step) => (step.texts(), 80),
             };
             for text in texts {

@@ -40,13 +40,24 @@ fn work(LoweredRows { body, launch }: LoweredRows) -> Work {
 }
 
 fn kernel(lowered: LoweredRows, in_place: &[InPlace]) -> Kernel {
+    stored(lowered, in_place, true)
+}
+
+/// The kernel whose results pass through the caches, whatever their size.
+pub(crate) fn with_ordinary_stores(lowered: LoweredRows) -> Kernel {
+    stored(lowered, &[], false)
+}
+
+fn stored(lowered: LoweredRows, in_place: &[InPlace], may_stream: bool) -> Kernel {
     let program = Arc::new(emit(&lowered.body));
     let mut updates = lowered.updates(in_place);
     updates.retain(|update| reads_before_storing(&program, update.operand as u16, update.result as u16));
     let arguments = lowered.arguments_in_place(&updates);
     let tiles = TileUse { tiles: program.tiles, kept_rows: program.kept, passes: program.passes.len() };
     let source = CpuSource::new(program.clone()).with_tiles(tiles);
-    let tasks = RowTasks { program, launch: lowered.launch, touched: touched(&arguments) };
+    // Results stream where what is touched is large.
+    let touched = if may_stream { touched(&arguments) } else { 0 };
+    let tasks = RowTasks { program, launch: lowered.launch, touched };
     // SAFETY: the program has the accesses of the body that the arguments' reach was taken of, and runs over the same rows and columns.
     unsafe { assemble(source, arguments, tasks) }
 }
@@ -70,7 +81,7 @@ pub(crate) fn tagged_lines(lowered: &LoweredRows) -> Vec<(String, Option<Origin>
 struct RowTasks {
     program: Arc<TileProgram>,
     launch: RowLaunch,
-    /// Bytes within reach of all arguments.
+    /// Bytes within reach of all arguments; 0 where results may not stream.
     touched: usize,
 }
 

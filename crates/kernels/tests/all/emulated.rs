@@ -3,6 +3,7 @@
 //!
 //! A kernel has a driver of its own in `emulator/`, which makes its operands and knows what it should compute.
 
+mod accesses;
 mod attention;
 mod bytes;
 mod cross_entropy;

@@ -82,7 +82,7 @@ fn a_product_stays_apart_from_row_ops() {
         "x = input f32[64,32] ; y = linear x w[32,48] b[48] ; z = gelu y ; out z",
         "group 0: linear (matmul)  [matmul, 26.6 KB]
          group 1: linear + gelu  [row, 24.8 KB]
-         apart from group 0: E-PLAN-013 no generator for this device makes a kernel of the form `matmul with epilogue` yet",
+         apart from group 0: E-PLAN-013 this version cannot generate a kernel of the form `matmul with epilogue` for this device",
     );
 }
 
@@ -215,10 +215,10 @@ fn no_merge_closes_a_cycle() {
         "x = input f32[32,32] ; a = relu x ; m = matmul a w[32,32] ; y = add a m ; out y",
         "group 0: relu  [row, 8192 B]
          group 1: matmul  [matmul, 12.3 KB]
-         apart from group 0: E-PLAN-012 %2 would be computed while an operand is loaded, and is read elsewhere too
+         apart from group 0: E-PLAN-012 %2 would be computed in the prologue of a matmul, but another kernel reads it too
          group 2: add  [row, 12.3 KB]
          apart from group 0: E-PLAN-001 another kernel stands between them, through %4
-         apart from group 1: E-PLAN-013 no generator for this device makes a kernel of the form `matmul with epilogue` yet",
+         apart from group 1: E-PLAN-013 this version cannot generate a kernel of the form `matmul with epilogue` for this device",
     );
 }
 
