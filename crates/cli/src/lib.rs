@@ -26,8 +26,10 @@ mod input;
 pub mod kernel;
 mod ladder;
 mod machine_file;
+mod model;
 mod onnx_file;
 mod ops;
+mod perplexity;
 mod profile;
 mod show;
 mod stored_file;
@@ -59,8 +61,10 @@ enum What {
     Fuse(fuse::Arguments),
     /// Time and count what the kernels of a graph do, before fusing and after: memory traffic, cache, occupancy, registers, units
     Profile(profile::Arguments),
-    /// Generate text with a GPT-2 from a folder or from the local Hugging Face cache
+    /// Generate text with a GPT-2: a small one that is part of this command, or one from a folder or from the local Hugging Face cache
     Generate(generate::Arguments),
+    /// Measure how well a GPT-2 predicts a text
+    Perplexity(perplexity::Arguments),
     /// Train a GPT-2 on text or tokens, from scratch or from a folder; Ctrl-C saves where it stands, --resume goes on from there
     Train(train::Arguments),
     /// Time ready-made fused ops, or a model's prompt and step, against their unfused selves
@@ -117,6 +121,7 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
         What::Fuse(arguments) => fuse::run(&arguments),
         What::Profile(arguments) => profile::run(&arguments),
         What::Generate(arguments) => generate::run(&arguments),
+        What::Perplexity(arguments) => perplexity::run(&arguments),
         What::Train(arguments) => train::run(&arguments),
         What::Bench(arguments) => bench::run(&arguments),
         What::Ops(arguments) => ops::run(&arguments),
