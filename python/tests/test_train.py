@@ -73,3 +73,35 @@ def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
     loss = torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:]).item()
     # Some ten roundings of f32 on the way.
     assert abs(report["loss"] - loss) <= 16 * torch.finfo(torch.float32).eps * loss
+
+
+BOX = Path(__file__).resolve().parents[2] / "crates" / "gpt2" / "box"
+
+
+def test_transformers_computes_the_same_from_the_model_in_the_box(tmp_path: Path) -> None:
+    """Greedy tokens of the command without a model's name, and the perplexity of a text."""
+    model = transformers.GPT2LMHeadModel.from_pretrained(BOX).double().eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(BOX)
+    expected = json.loads((BOX / "expected.json").read_text(encoding="utf-8"))
+    prompt = expected["cases"][0]["text"]
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    start = ids.shape[1]
+    text = (BOX / "held-out.txt").read_text(encoding="utf-8")[5000:8000]
+    tokens = tokenizer(text, return_tensors="pt")["input_ids"][0]
+    total = 0.0
+    with torch.no_grad():
+        for _ in range(16):
+            ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
+        for at in range(0, len(tokens) - 1, 256):
+            window = tokens[at : at + 257]
+            logits = model(window[None, :-1]).logits[0]
+            total += torch.nn.functional.cross_entropy(logits, window[1:], reduction="sum").item()
+    ours = command("generate", prompt, "--max-tokens", "16", "--device", "cpu", "--json")
+    assert ours["model"] == "box" and ours["texts"][0]["tokens"] == ids[0, start:].tolist()
+
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    words = ("perplexity", str(tmp_path / "text.txt"), "--device", "cpu", "--json")
+    loss = total / (len(tokens) - 1)
+    assert abs(command(*words)["loss"] - loss) < 1e-4
+    for weights, allowed in [("bf16", 0.01), ("int8", 0.02)]:
+        assert abs(command(*words, "--weights", weights)["loss"] - loss) < allowed, weights

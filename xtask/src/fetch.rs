@@ -60,6 +60,14 @@ pub fn pip(python: &Path, packages: &[&str], constraints: Option<&Path>, limit: 
     within(&mut pip, limit)
 }
 
+/// The source archive of a Python package in one version, without what it depends on.
+pub fn source(package: &str, folder: &Path) -> Result<()> {
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]);
+    pip.args(["--no-binary", ":all:", "--retries", "2", "--timeout", "20", "--dest"]).arg(folder).arg(package);
+    within(&mut pip, SHORT)
+}
+
 /// A Python environment, made if it is not there yet.
 pub fn environment(folder: &Path, options: &[&str]) -> Result<()> {
     if folder.join("bin/python").exists() {

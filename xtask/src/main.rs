@@ -1,5 +1,5 @@
 //! Chores of the repository: `cargo xtask test`, `cargo xtask bench --machine NAME`, `cargo xtask fuzz`,
-//! `cargo xtask benchmarks`, `cargo xtask guide`, `cargo xtask bundle`, `cargo xtask wheels`, `cargo xtask mutate`, `cargo xtask drill`, `cargo xtask sbom`.
+//! `cargo xtask benchmarks`, `cargo xtask guide`, `cargo xtask box`, `cargo xtask bundle`, `cargo xtask wheels`, `cargo xtask mutate`, `cargo xtask drill`, `cargo xtask sbom`.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -11,6 +11,7 @@ mod files;
 mod guide;
 mod hardware;
 mod log;
+mod model_box;
 mod mutate;
 mod phases;
 mod python;
@@ -32,6 +33,7 @@ const USAGE: &str = "usage:
                                      measure the ladders of row work and attention and append them to bench/results/NAME-ladder.csv
   cargo xtask benchmarks [--check]   write the tables and pictures of documents from the rows in bench/results; with --check fail if they differ
   cargo xtask guide [--pages]        build the guide as HTML into target/guide/html and run its commands; with --pages do not run them
+  cargo xtask box [WORD]...          train the model that comes with the command, into crates/gpt2/box; words go to `deuteron train`
   cargo xtask bundle                 binaries and scripts for a machine with a GPU, into bundle/
   cargo xtask wheels                 wheels for manylinux on x86-64 and aarch64, into target/wheels/release
   cargo xtask fuzz [--inputs N | --seconds S] [--seed N] [--csv FILE] [--target NAME]
@@ -55,6 +57,7 @@ fn main() -> Result<()> {
         ["bundle"] => bundle::run(),
         ["wheels"] => wheels::run(),
         ["guide", words @ ..] => guide::run(words),
+        ["box", words @ ..] => model_box::run(words),
         ["sbom"] => sbom::run(),
         ["mutate", words @ ..] => mutate::run(words),
         ["drill", words @ ..] => drill::run(words),

@@ -331,7 +331,7 @@ fn op_cases(arguments: &Arguments, op: FusedOp) -> Result<Vec<BenchCase>> {
         },
         None => op,
     };
-    let heads = Heads { positions: arguments.model.seq, width: arguments.head };
+    let heads = Heads { positions: arguments.model.positions(), width: arguments.head };
     if heads.positions == 0 || heads.width == 0 {
         bail!("expected --seq and --head from 1; got {} and {}", heads.positions, heads.width);
     }

@@ -8,6 +8,7 @@ use deuteron::bench::Crossing;
 use deuteron::{Bytes, Engine};
 use deuteron_gpt2::{BenchOptions, BenchReport, Config, Phase, Weights, bench};
 
+use crate::input::GPT2_SEQUENCE;
 use crate::show;
 
 /// Sizes of a model that is measured.
@@ -16,9 +17,9 @@ pub struct ModelArguments {
     /// Sequences of a model
     #[arg(long, default_value_t = 1)]
     batch: usize,
-    /// Tokens of its prompts, and of a sequence of ops that attend
-    #[arg(long, default_value_t = 1024)]
-    pub seq: usize,
+    /// Tokens of its prompts, and of a sequence of ops that attend [default: 1024; of box 256]
+    #[arg(long)]
+    seq: Option<usize>,
     /// Tokens before the one that is decoded
     #[arg(long, default_value_t = 128)]
     context: usize,
@@ -27,7 +28,13 @@ pub struct ModelArguments {
 impl ModelArguments {
     /// Measures a model whose weights are kept in such a way.
     pub fn run(&self, engine: &Engine, config: &Config, weights: Weights) -> Result<BenchReport> {
-        measure(engine, config, self.batch, self.seq, self.context, weights)
+        let seq = self.seq.unwrap_or(config.context.min(GPT2_SEQUENCE));
+        measure(engine, config, self.batch, seq, self.context, weights)
+    }
+
+    /// Tokens of a sequence of ops that attend.
+    pub fn positions(&self) -> usize {
+        self.seq.unwrap_or(GPT2_SEQUENCE)
     }
 }
 

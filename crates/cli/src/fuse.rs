@@ -23,7 +23,7 @@ pub struct Arguments {
     graph: GraphArguments,
     #[command(flatten)]
     device: DeviceArguments,
-    /// Seed of weights and inputs
+    /// Seed of inputs, and of weights but those of box
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Print every kernel, and why neighbours stay apart
@@ -84,7 +84,9 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     if !arguments.json {
         notes.iter().for_each(|note| outln!("note: {note}"));
     }
-    let made = inputs(&graph, arguments.seed)?;
+    let mut made = inputs(&graph, arguments.seed)?;
+    // Behind the tokens.
+    made.iter_mut().skip(1).zip(arguments.graph.trained(&engine)?).for_each(|(input, weight)| *input = weight);
     let tensors = match &onnx {
         Some(file) => file.tensors(&graph, made)?,
         None => made,

@@ -3,32 +3,23 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use clap::Args;
 use deuteron::{Bytes, Engine};
-use deuteron_gpt2::{
-    Checkpoint, Config, Decoder, GenerateOptions, Generation, Gpt2, Hub, HubError, Sampler, Sampling, Stop, Times,
-    Tokenizer, Weights, find_model, hub_folder,
-};
+use deuteron_gpt2::{Decoder, GenerateOptions, Generation, Sampler, Sampling, Stop, Times, Tokenizer};
 use serde::Serialize;
 
 use crate::device::DeviceArguments;
+use crate::model::ModelArguments;
 use crate::{Outcome, output, show};
-
-const SYNTHETIC: &str = "synthetic";
 
 #[derive(Args)]
 pub struct Arguments {
     /// Text to go on from; several are run together. Without one the model begins by itself
     #[arg(value_name = "PROMPT")]
     prompts: Vec<String>,
-    /// A folder as Hugging Face lays it out; a name in its local cache, such as gpt2-medium; or `synthetic`: the sizes of
-    /// gpt2 with weights made from the seed
-    #[arg(long, value_name = "DIR|NAME", default_value = "gpt2")]
-    model: String,
-    /// Fetch the model from the Hugging Face Hub into its cache first, with `curl`; HF_ENDPOINT and HF_TOKEN count
-    #[arg(long)]
-    download: bool,
+    #[command(flatten)]
+    model: ModelArguments,
     /// Tokens a prompt, at most
     #[arg(long, default_value_t = 64)]
     max_tokens: usize,
@@ -44,9 +35,6 @@ pub struct Arguments {
     /// Seed of the draws and of synthetic weights; the second prompt draws with the next seed, and so on
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How weights are kept: f32, f16 or bf16, activations too; or int8, a scale a column, activations f32
-    #[arg(long, default_value = "f32")]
-    weights: Weights,
     #[command(flatten)]
     device: DeviceArguments,
     /// Print {model, device, weights, load_seconds, prompt_tokens, generated_tokens, seconds, compile_seconds,
@@ -91,8 +79,11 @@ fn generate(arguments: &Arguments) -> Result<()> {
     Sampler::new(sampling)?;
     let engine = arguments.device.engine()?;
     let begin = Instant::now();
-    let (mut gpt2, tokenizer) = show::spinning("reading the model", || arguments.open(&engine))?;
+    let (mut gpt2, tokenizer) = show::spinning("reading the model", || arguments.model.open(&engine, arguments.seed))?;
     let load = begin.elapsed();
+    if !arguments.json {
+        arguments.model.introduce();
+    }
     let nothing = [String::new()];
     let prompts = if arguments.prompts.is_empty() { &nothing[..] } else { &arguments.prompts };
     let tokens: Vec<Vec<u32>> = prompts.iter().map(|prompt| encode(&tokenizer, prompt)).collect();
@@ -155,31 +146,6 @@ impl Arguments {
         Sampling { temperature, top_k: self.top_k, top_p: self.top_p, seed: self.seed }
     }
 
-    fn open(&self, engine: &Engine) -> Result<(Gpt2, Tokenizer)> {
-        if self.model == SYNTHETIC {
-            let gpt2 = Gpt2::synthetic(engine, &Config::SMALL, self.weights, self.seed)?;
-            return Ok((gpt2, Tokenizer::gpt2()));
-        }
-        let hub = hub_folder(|name| std::env::var_os(name));
-        if self.download {
-            let cache = hub.as_deref().context("--download needs a cache; set HF_HOME or HOME to a folder")?;
-            let bar = show::progress(None);
-            Hub::new(|name| std::env::var(name).ok()).download(&self.model, cache, |file| {
-                bar.set_message(format!("fetching {file}"));
-            })?;
-            bar.finish_and_clear();
-        }
-        let folder = match find_model(&self.model, hub.as_deref()) {
-            Err(error @ HubError::NotFound { .. }) => {
-                bail!("{error}; or run the architecture with seeded weights: --model {SYNTHETIC}")
-            }
-            found => found?,
-        };
-        let checkpoint = Checkpoint::open(&folder)?;
-        let tokenizer = Tokenizer::open(&folder, checkpoint.config())?;
-        Ok((Gpt2::new(engine, &checkpoint, self.weights)?, tokenizer))
-    }
-
     fn report<'a>(
         &'a self,
         engine: &Engine,
@@ -189,9 +155,9 @@ impl Arguments {
     ) -> Report<'a> {
         let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
         Report {
-            model: &self.model,
+            model: &self.model.model,
             device: engine.device().describe(),
-            weights: self.weights.name(),
+            weights: self.model.weights.name(),
             load_seconds: load.as_secs_f64(),
             prompt_tokens: prompts.iter().map(Vec::len).sum(),
             generated_tokens: texts.iter().map(|text| text.tokens.len()).sum(),

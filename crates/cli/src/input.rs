@@ -8,22 +8,25 @@ use deuteron::analyze::{Knob, Variants};
 use deuteron::onnx::TensorData;
 use deuteron::presets::{Family, Preset, PresetSizes};
 use deuteron::report::distance;
-use deuteron::{Dtype, ExpertSizes, FusedOp, Graph, Heads};
-use deuteron_gpt2::{Config, Options, Weights};
+use deuteron::{Dtype, Engine, ExpertSizes, FusedOp, Graph, Heads, Tensor};
+use deuteron_gpt2::{Checkpoint, Config, Options, Weights, upload};
 
 use crate::onnx_file::OnnxFile;
 use crate::stored_file::text_of;
 
+/// Tokens per sequence of a GPT-2, where it has as many positions, and of an op that attends.
+pub const GPT2_SEQUENCE: usize = 1024;
+
 /// Which graph, and how large.
 #[derive(Args)]
 pub struct GraphArguments {
-    /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, bert, bert-large, vit, vit-large, t5-small, t5, t5-large, each also with -block; an op of the catalogue, with attributes in quotes: "moe
+    /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, box (the trained model in this command), bert, bert-large, vit, vit-large, t5-small, t5, t5-large, each also with -block; an op of the catalogue, with attributes in quotes: "moe
     /// weighted=true"; a text file; an .onnx file
     graph: String,
     /// Sequences in a batch, of a model [default: 1]; for an ONNX file, its open batch size
     #[arg(long)]
     batch: Option<usize>,
-    /// Tokens per sequence, of a model or an attention op [default: 1024; 512 for BERT and T5]; for an ONNX file, its open sequence length [default: 128]
+    /// Tokens per sequence, of a model or an attention op [default: 1024; 512 for BERT and T5, 256 for box]; for an ONNX file, its open sequence length [default: 128]
     #[arg(long)]
     seq: Option<usize>,
     /// Rows of an op of the catalogue [default: 1024]
@@ -213,11 +216,16 @@ impl GraphArguments {
         if let Some(preset) = self.preset() {
             return Source::Preset(preset);
         }
-        match (Config::find(self.graph.strip_suffix("-block").unwrap_or(&self.graph)), self.graph.parse()) {
-            (Ok(_), _) => Source::Model,
-            (Err(_), Ok(op)) => Source::Op(op),
-            (Err(_), Err(_)) => Source::Unknown,
+        match (self.gpt2(), self.graph.parse()) {
+            (Some(_), _) => Source::Model,
+            (None, Ok(op)) => Source::Op(op),
+            (None, Err(_)) => Source::Unknown,
         }
+    }
+
+    /// The GPT-2, or the one of which a block was named.
+    fn gpt2(&self) -> Option<Config> {
+        Config::find(self.graph.strip_suffix("-block").unwrap_or(&self.graph)).ok()
     }
 
     /// The published model that is no GPT-2, or the one of which a block was named.
@@ -264,6 +272,16 @@ impl GraphArguments {
         }
     }
 
+    /// The trained weights of the graph, if it is the model in the box: its inputs after the tokens, where an engine's kernels read them.
+    pub fn trained(&self, engine: &Engine) -> Result<Vec<Tensor>> {
+        match self.source() {
+            Source::Model if self.graph == Config::BOX.name => {
+                Ok(upload(engine, &Checkpoint::in_the_box()?, self.dtype().parse()?)?)
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
     /// The model, if a whole one was named to be run forward: with its sequences, their tokens and how weights are kept.
     pub fn model(&self) -> Result<Option<(Config, usize, usize, Weights)>> {
         match Config::find(&self.graph) {
@@ -278,10 +296,18 @@ impl GraphArguments {
     fn sizes(&self) -> Sizes {
         Sizes {
             batch: self.batch.unwrap_or(1),
-            sequence: self.seq.unwrap_or(if self.preset().is_some() { Preset::USUAL_SEQUENCE } else { 1024 }),
+            sequence: self.seq.unwrap_or_else(|| self.usual_sequence()),
             hidden: None,
             rows: self.rows.unwrap_or(1024),
             cols: self.cols.unwrap_or(768),
+        }
+    }
+
+    fn usual_sequence(&self) -> usize {
+        match self.gpt2() {
+            _ if self.preset().is_some() => Preset::USUAL_SEQUENCE,
+            Some(config) => config.context.min(GPT2_SEQUENCE),
+            None => GPT2_SEQUENCE,
         }
     }
 
@@ -407,7 +433,6 @@ impl Variants for GraphArguments {
         if Path::new(&self.graph).is_file() {
             return Vec::new();
         }
-        let config = Config::find(self.graph.strip_suffix("-block").unwrap_or(&self.graph));
         let sizes = self.sizes();
         if let Some(preset) = self.preset() {
             let batch = Knob::doubling("batch", sizes.batch, 256);
@@ -417,8 +442,8 @@ impl Variants for GraphArguments {
                 Family::Bert | Family::T5 => vec![batch, Knob::doubling("sequence", sizes.sequence, longest)],
             };
         }
-        match config {
-            Ok(config) => vec![
+        match self.gpt2() {
+            Some(config) => vec![
                 Knob::doubling("batch", sizes.batch, 256),
                 Knob::doubling("sequence", sizes.sequence, config.context),
                 Knob {
@@ -430,7 +455,7 @@ impl Variants for GraphArguments {
                         .collect(),
                 },
             ],
-            Err(_) => vec![Knob::doubling("rows", sizes.rows, 1 << 20), Knob::doubling("cols", sizes.cols, 1 << 16)],
+            None => vec![Knob::doubling("rows", sizes.rows, 1 << 20), Knob::doubling("cols", sizes.cols, 1 << 16)],
         }
     }
 

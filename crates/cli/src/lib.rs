@@ -26,8 +26,10 @@ mod input;
 pub mod kernel;
 mod ladder;
 mod machine_file;
+mod model;
 mod onnx_file;
 mod ops;
+mod perplexity;
 mod profile;
 mod show;
 mod stored_file;
@@ -59,8 +61,10 @@ enum What {
     Fuse(fuse::Arguments),
     /// Measure the kernels of a graph before and after fusing: time, memory traffic, cache hits, occupancy, registers, units
     Profile(profile::Arguments),
-    /// Generate text with a GPT-2 from a folder or from the local Hugging Face cache
+    /// Generate text with a GPT-2: a small one that is part of this command, or one from a folder or from the local Hugging Face cache
     Generate(generate::Arguments),
+    /// Measure how well a GPT-2 predicts a text
+    Perplexity(perplexity::Arguments),
     /// Train a GPT-2 on text or tokens, from scratch or from a checkpoint; Ctrl-C saves a checkpoint, --resume continues from it
     Train(train::Arguments),
     /// Time the fused ops of the catalogue, or a model's prompt and decoding step, against unfused kernels
@@ -117,6 +121,7 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
         What::Fuse(arguments) => fuse::run(&arguments),
         What::Profile(arguments) => profile::run(&arguments),
         What::Generate(arguments) => generate::run(&arguments),
+        What::Perplexity(arguments) => perplexity::run(&arguments),
         What::Train(arguments) => train::run(&arguments),
         What::Bench(arguments) => bench::run(&arguments),
         What::Ops(arguments) => ops::run(&arguments),

@@ -3,16 +3,18 @@
 mod model;
 mod watch;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
+use deuteron::Engine;
+use deuteron_gpt2::{Checkpoint, Config, Weights, upload, write_checkpoint};
 use deuteron_train::{Cadence, Corpus, Ended, Precision, RunOptions, Settings, Validation, run as train};
 use serde::Serialize;
 
 use crate::device::DeviceArguments;
 use crate::{Outcome, show};
-use model::ModelArguments;
+use model::{Model, ModelArguments};
 use watch::Watching;
 
 #[derive(Args)]
@@ -26,6 +28,9 @@ pub struct Arguments {
     /// Go on after the newest checkpoint of --out, with the bits of a run that was never stopped; settings must be the same
     #[arg(long)]
     resume: bool,
+    /// When the run ends, write the model to this folder too, weights in f16
+    #[arg(long, value_name = "DIR")]
+    export: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArguments,
     /// Print {step, steps, finished, parameters, loss, validation_loss, tokens, tokens_per_second, checkpoint, memory_bytes, saves_memory, device} at the end; loss and
@@ -120,6 +125,9 @@ struct OptimizerArguments {
 #[derive(Args)]
 #[command(next_help_heading = "Between steps")]
 struct CadenceArguments {
+    /// Save and end after this step, as on Ctrl-C; --resume goes on
+    #[arg(long, value_name = "STEP")]
+    until: Option<u64>,
     /// Steps between losses of the validation tokens; 0 for none
     #[arg(long, value_name = "STEPS", default_value_t = 100)]
     evaluate_every: u64,
@@ -168,7 +176,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         bail!("--sample-every prints texts where --json prints its report; expected one of them");
     }
     let engine = arguments.device.engine()?;
-    let model = arguments.model.open()?;
+    let model = arguments.model.open(&arguments.files)?;
     let settings = arguments.settings(model.config.context)?;
     settings.check(&model.config)?;
     let validation = arguments.data.validation();
@@ -196,14 +204,26 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let mut watching = Watching::new(&engine, &model.config, &settings, arguments.json)?;
     let ended = train(&engine, &options, |engine| model.weights(engine, settings.seed), &mut watching);
     watching.finish();
-    report(arguments, &settings, &model.config, &engine, ended?)
+    let ended = ended?;
+    if let Some(folder) = &arguments.export {
+        export(&engine, &ended.checkpoint, folder, &model)?;
+    }
+    report(arguments, &settings, &model.config, &engine, ended)
+}
+
+/// A checkpoint without what only training needs, at half the size.
+fn export(engine: &Engine, checkpoint: &Path, folder: &Path, model: &Model) -> Result<()> {
+    let weights = upload(engine, &Checkpoint::open(checkpoint)?, Weights::F16)?;
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make `{}`", folder.display()))?;
+    write_checkpoint(folder, &model.config, &model.tokenizer, &weights.iter().collect::<Vec<_>>())?;
+    Ok(())
 }
 
 fn report(
     arguments: &Arguments,
     settings: &Settings,
-    config: &deuteron_gpt2::Config,
-    engine: &deuteron::Engine,
+    config: &Config,
+    engine: &Engine,
     ended: Ended,
 ) -> Result<Outcome> {
     let report = Report {
@@ -296,6 +316,7 @@ impl CadenceArguments {
             bail!("--keep must be at least 1, got 0: a run without a checkpoint cannot go on");
         }
         Ok(Cadence {
+            until: self.until,
             evaluate_every: self.evaluate_every,
             evaluate_batches: self.evaluate_batches.unwrap_or(20),
             save_every: self.save_every,

@@ -1,6 +1,7 @@
 //! A checkpoint: a folder as Hugging Face lays it out, its weights mapped into memory.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use deuteron::{Dtype, Shape};
@@ -117,8 +118,25 @@ pub struct Weight<'a> {
 /// An open checkpoint: every weight of the graph, with the right shape.
 pub struct Checkpoint {
     config: Config,
-    shards: Vec<Mmap>,
+    shards: Vec<Shard>,
     places: HashMap<String, Place>,
+}
+
+/// A file of weights.
+enum Shard {
+    Mapped(Mmap),
+    /// a part of the program
+    Included(&'static [u8]),
+}
+
+impl Deref for Shard {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Shard::Mapped(map) => map,
+            Shard::Included(bytes) => bytes,
+        }
+    }
 }
 
 struct Place {
@@ -155,10 +173,21 @@ impl Checkpoint {
                 return Err(CheckpointError::NoWeights { folder: path.to_path_buf(), pickle });
             }
         };
-        let mut loading = Loading::new(&folder, config);
+        let mut loading = Loading::new(folder.root(), config);
         for (name, promised) in &files {
-            loading.add(name, promised)?;
+            let map = folder.map(name);
+            let map = map.map_err(|problem| CheckpointError::File { path: folder.path(name), problem })?;
+            loading.add(name, Shard::Mapped(map), promised)?;
         }
+        loading.finish()
+    }
+
+    /// A checkpoint that is part of the program; `root` is its name in messages.
+    pub(crate) fn included(root: &Path, config: &str, weights: &'static [u8]) -> Result<Checkpoint, CheckpointError> {
+        let path = || root.join(CONFIG);
+        let config = Config::from_json(config).map_err(|problem| CheckpointError::Config { path: path(), problem })?;
+        let mut loading = Loading::new(root, config);
+        loading.add(SINGLE, Shard::Included(weights), &[])?;
         loading.finish()
     }
 
@@ -179,7 +208,7 @@ impl Checkpoint {
     #[expect(unsafe_code, reason = "advice about the one memory map")]
     pub fn release(&self, name: &str) {
         let Some(Place { shard, entry, .. }) = self.places.get(name) else { return };
-        let Some(map) = self.shards.get(*shard) else { return };
+        let Some(Shard::Mapped(map)) = self.shards.get(*shard) else { return };
         // SAFETY: the map is of a file and nobody writes to it, so a page that is dropped comes back as the file has it.
         let advised =
             unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, entry.bytes.start, entry.bytes.len()) };
@@ -190,27 +219,26 @@ impl Checkpoint {
 
 /// A checkpoint while its shards are added.
 struct Loading<'a> {
-    folder: &'a Folder,
+    root: &'a Path,
     config: Config,
     expected: HashMap<String, Shape>,
     names: Vec<String>,
-    shards: Vec<Mmap>,
+    shards: Vec<Shard>,
     places: HashMap<String, Place>,
 }
 
 impl<'a> Loading<'a> {
-    fn new(folder: &'a Folder, config: Config) -> Self {
+    fn new(root: &'a Path, config: Config) -> Self {
         let mut expected: HashMap<String, Shape> = config.weights().into_iter().collect();
         // A tied head may be stored all the same.
         expected.insert(HEAD.to_string(), Shape::from([config.vocabulary, config.hidden]));
-        Loading { folder, config, expected, names: Vec::new(), shards: Vec::new(), places: HashMap::new() }
+        Loading { root, config, expected, names: Vec::new(), shards: Vec::new(), places: HashMap::new() }
     }
 
-    fn add(&mut self, name: &str, promised: &[String]) -> Result<(), CheckpointError> {
-        let path = self.folder.path(name);
-        let map = self.folder.map(name).map_err(|problem| CheckpointError::File { path: path.clone(), problem })?;
+    fn add(&mut self, name: &str, bytes: Shard, promised: &[String]) -> Result<(), CheckpointError> {
+        let path = self.root.join(name);
         let entries =
-            safetensors::parse(&map).map_err(|problem| CheckpointError::Header { path: path.clone(), problem })?;
+            safetensors::parse(&bytes).map_err(|problem| CheckpointError::Header { path: path.clone(), problem })?;
         let wrong = |tensor: &str, problem| {
             Err(CheckpointError::Tensor { path: path.clone(), tensor: tensor.to_string(), problem })
         };
@@ -233,7 +261,7 @@ impl<'a> Loading<'a> {
             }
             self.places.insert(short.to_string(), Place { shard: self.shards.len(), dtype, entry });
         }
-        self.shards.push(map);
+        self.shards.push(bytes);
         self.names.push(name.to_string());
         Ok(())
     }
@@ -241,11 +269,11 @@ impl<'a> Loading<'a> {
     fn finish(self) -> Result<Checkpoint, CheckpointError> {
         let missing = self.config.weights().into_iter().find(|(name, _)| !self.places.contains_key(name));
         if let Some((tensor, _)) = missing {
-            let path = self.folder.path(if self.names.len() == 1 { &self.names[0] } else { INDEX });
+            let path = self.root.join(if self.names.len() == 1 { &self.names[0] } else { INDEX });
             return Err(CheckpointError::Tensor { path, tensor, problem: TensorError::Missing });
         }
         let head = self.places.get(HEAD).filter(|_| self.config.tied).map(|place| place.shard);
-        let path = head.map(|shard| self.folder.path(&self.names[shard]));
+        let path = head.map(|shard| self.root.join(&self.names[shard]));
         let mut checkpoint = Checkpoint { config: self.config, shards: self.shards, places: self.places };
         if let Some(path) = path {
             if checkpoint.weight(HEAD) != checkpoint.weight("wte.weight") {

@@ -1,11 +1,11 @@
-//! The sizes of a GPT-2: the four published ones, or those of a `config.json`.
+//! The sizes of a GPT-2: the four published ones, that of the model in the box, or those of a `config.json`.
 
 use deuteron::{Activation, Shape};
 
 /// Sizes of a GPT-2, and the little that its kin vary.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
-    /// name on the command line; [`Config::OTHER`] for sizes that were not published
+    /// name on the command line; [`Config::OTHER`] for sizes without one
     pub name: &'static str,
     /// transformer blocks
     pub layers: usize,
@@ -31,7 +31,7 @@ pub struct Config {
 
 /// A name that is none of GPT-2's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown model `{0}`; expected gpt2, gpt2-medium, gpt2-large or gpt2-xl")]
+#[error("unknown model `{0}`; expected gpt2, gpt2-medium, gpt2-large, gpt2-xl or box")]
 pub struct UnknownModel(pub String);
 
 /// A size outside its range.
@@ -69,8 +69,10 @@ impl Config {
     pub const LARGE: Config = Config::sized("gpt2-large", 36, 20, 1280);
     /// 1558 million parameters.
     pub const XL: Config = Config::sized("gpt2-xl", 48, 25, 1600);
-    /// All sizes.
-    pub const ALL: [Config; 4] = [Config::SMALL, Config::MEDIUM, Config::LARGE, Config::XL];
+    /// 2.7 million parameters, which come with the program: [`Checkpoint::in_the_box`](crate::Checkpoint::in_the_box).
+    pub const BOX: Config = Config { vocabulary: 2048, context: 256, ..Config::sized("box", 5, 6, 192) };
+    /// All sizes that have a name.
+    pub const ALL: [Config; 5] = [Config::SMALL, Config::MEDIUM, Config::LARGE, Config::XL, Config::BOX];
     /// The name of any other size.
     pub const OTHER: &'static str = "gpt2-other";
 
@@ -174,9 +176,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_are_those_of_the_published_models() {
+    fn parameters_are_those_of_the_models() {
         let millions: Vec<usize> = Config::ALL.iter().map(|config| config.parameters() / 1_000_000).collect();
-        assert_eq!(millions, [124, 354, 774, 1557]);
+        assert_eq!(millions, [124, 354, 774, 1557, 2]);
     }
 
     #[test]

@@ -49,6 +49,11 @@ impl Folder {
         Ok(Folder { root, blobs })
     }
 
+    /// Its path, with no symbolic link in it.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// The path of a file, for messages.
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)

@@ -74,6 +74,12 @@ pub enum Error {
         /// tokens of the model
         vocabulary: usize,
     },
+    /// A text of which no token can be predicted.
+    #[error("the text has {got} tokens; expected at least 2, as each is predicted from those before it")]
+    Short {
+        /// its length
+        got: usize,
+    },
     /// Sizes of no model.
     #[error(transparent)]
     Size(#[from] SizeError),
@@ -142,6 +148,23 @@ impl Gpt2 {
     /// The sizes.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// How weights are kept.
+    pub fn kind(&self) -> Weights {
+        self.kind
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(crate) fn strategy(&self) -> Strategy {
+        self.strategy
+    }
+
+    pub(crate) fn weights(&self) -> &[Tensor] {
+        &self.weights
     }
 
     /// The logits after the last token of each prompt.

@@ -78,8 +78,8 @@ pub(crate) fn repositories(name: &str) -> Option<Vec<String>> {
     }
     let short = name.strip_prefix("openai-community/").unwrap_or(name);
     Some(match Config::find(short) {
-        Ok(_) => vec![format!("openai-community/{short}"), short.to_string()],
-        Err(_) => vec![name.to_string()],
+        Ok(known) if known != Config::BOX => vec![format!("openai-community/{short}"), short.to_string()],
+        _ => vec![name.to_string()],
     })
 }
 

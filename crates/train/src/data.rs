@@ -65,6 +65,12 @@ pub enum DataError {
         /// what else helps
         advice: &'static str,
     },
+    /// A vocabulary from no text.
+    #[error("`{}` holds tokens; a vocabulary is made of text files", .0.display())]
+    NotText(PathBuf),
+    /// A vocabulary below the bytes and the end of text.
+    #[error("a vocabulary has at least 257 tokens, the bytes and the end of text; got {0}")]
+    Vocabulary(usize),
     /// A share that is none.
     #[error("the share for validation must be at least 0 and below 1, got {0}")]
     Share(f64),
@@ -199,20 +205,40 @@ pub(crate) fn mixed(parts: &[u64]) -> u64 {
     parts.iter().fold(0, |state, part| Generator::new(state ^ part).bits())
 }
 
+/// A tokenizer of at most so many tokens, made of the text that a model is to be trained on ([`Tokenizer::trained`]).
+pub fn vocabulary(files: &[PathBuf], tokens: usize) -> Result<Tokenizer, DataError> {
+    let text = |path: &PathBuf| match is_stored(path) {
+        true => Err(DataError::NotText(path.clone())),
+        false => text(path, read(path)?),
+    };
+    let texts = files.iter().map(text).collect::<Result<Vec<String>, DataError>>()?;
+    Tokenizer::trained(texts.iter().map(String::as_str), tokens).ok_or(DataError::Vocabulary(tokens))
+}
+
+fn is_stored(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "bin")
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, DataError> {
+    std::fs::read(path).map_err(|error| DataError::Unreadable { path: path.to_path_buf(), problem: error.to_string() })
+}
+
+fn text(path: &Path, bytes: Vec<u8>) -> Result<String, DataError> {
+    String::from_utf8(bytes).map_err(|_| DataError::NotUtf8(path.to_path_buf()))
+}
+
 fn tokens(files: &[PathBuf], tokenizer: &Tokenizer, vocabulary: usize) -> Result<Vec<u32>, DataError> {
     if files.is_empty() {
         return Err(DataError::Nothing);
     }
     let mut all = Vec::new();
     for path in files {
-        let bytes = std::fs::read(path)
-            .map_err(|error| DataError::Unreadable { path: path.clone(), problem: error.to_string() })?;
-        if path.extension().is_some_and(|extension| extension == "bin") {
+        let bytes = read(path)?;
+        if is_stored(path) {
             all.extend(stored(path, &bytes, vocabulary)?);
             continue;
         }
-        let text = String::from_utf8(bytes).map_err(|_| DataError::NotUtf8(path.clone()))?;
-        all.extend(tokenizer.encode(&text));
+        all.extend(tokenizer.encode(&text(path, bytes)?));
         all.extend(tokenizer.end_of_text());
     }
     Ok(all)
@@ -272,6 +298,14 @@ mod tests {
         assert!(corpus.validation_batches(2, 100, 4).is_empty());
         let one = Corpus::new(Vec::new(), (0..11).collect()).validation_batches(1, 10, 4);
         assert_eq!(one.len(), 1);
+    }
+
+    #[test]
+    fn a_vocabulary_is_of_text_and_has_all_bytes() {
+        let tokens = vocabulary(&["tokens.bin".into()], 300);
+        assert_eq!(tokens.unwrap_err(), DataError::NotText("tokens.bin".into()));
+        assert_eq!(vocabulary(&[], 256).unwrap_err(), DataError::Vocabulary(256));
+        assert_eq!(vocabulary(&[], 300).unwrap().tokens(), 257);
     }
 
     #[test]

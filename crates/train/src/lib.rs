@@ -21,7 +21,7 @@ mod start;
 mod step;
 mod trainer;
 
-pub use data::{Batch, Corpus, DataError, Draw, Validation};
+pub use data::{Batch, Corpus, DataError, Draw, Validation, vocabulary};
 pub use error::Error;
 pub use folder::{Progress, RunFolder, restore};
 pub use log::{Line, Log};

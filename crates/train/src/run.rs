@@ -38,6 +38,8 @@ pub struct RunOptions<'a> {
 /// What happens between steps; none of it changes the run. A count of 0 is never.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cadence {
+    /// the step that is the last of this process, if that is not the last of all
+    pub until: Option<u64>,
     /// steps between losses of the validation tokens
     pub evaluate_every: u64,
     /// batches of each such loss, at most
@@ -137,7 +139,8 @@ impl Running<'_> {
             _ => corpus.validation_batches(settings.batch, settings.sequence, cadence.evaluate_batches),
         };
         let mut last = None;
-        while self.step < settings.steps && !watch.is_stopped() {
+        let end = cadence.until.map_or(settings.steps, |step| step.min(settings.steps));
+        while self.step < end && !watch.is_stopped() {
             let due = |every: u64, step: u64| every > 0 && (step.is_multiple_of(every) || step == settings.steps);
             let mut line = self.step()?;
             if due(cadence.evaluate_every, self.step) {

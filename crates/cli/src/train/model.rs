@@ -1,10 +1,15 @@
 //! The model that is trained: sizes and tokenizer by words, or a checkpoint.
 
-use anyhow::{Result, bail};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use deuteron::{Engine, Tensor};
-use deuteron_gpt2::{Checkpoint, Config, Tokenizer, Weights, find_model, hub_folder, upload};
-use deuteron_train::{Error, fresh_weights, sized};
+use deuteron_gpt2::{Checkpoint, Config, Tokenizer, Weights, upload};
+use deuteron_train::{Error, fresh_weights, sized, vocabulary};
+
+use crate::model::stored;
+use crate::show;
 
 /// Sizes of a model that a CPU trains in minutes: 4.9 million parameters with a token a byte.
 const SMALL: [usize; 4] = [6, 8, 256, 256];
@@ -12,10 +17,10 @@ const SMALL: [usize; 4] = [6, 8, 256, 256];
 #[derive(Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArguments {
-    /// Start from a model: a folder as Hugging Face lays it out, or a name in its local cache. Otherwise from scratch
+    /// Start from a model: box, a folder as Hugging Face lays it out, or a name in its local cache. Otherwise from scratch
     #[arg(long, value_name = "DIR|NAME", conflicts_with_all = ["size", "layers", "heads", "width", "context", "tokenizer"])]
     model: Option<String>,
-    /// Sizes of a published model: gpt2, gpt2-medium, gpt2-large or gpt2-xl
+    /// Sizes of a model that has a name: gpt2, gpt2-medium, gpt2-large, gpt2-xl or box
     #[arg(long, value_name = "NAME", conflicts_with_all = ["layers", "heads", "width"])]
     size: Option<String>,
     /// Transformer blocks [default: 6]
@@ -30,8 +35,9 @@ pub struct ModelArguments {
     /// Longest sequence [default: 256; that of --size]
     #[arg(long)]
     context: Option<usize>,
-    /// bytes (a token a byte, 257 in all), gpt2, or the folder of a model whose tokenizer it is [default: bytes]
-    #[arg(long, value_name = "bytes|gpt2|DIR")]
+    /// bytes (one token per byte, 257 in all), bpe:TOKENS (a byte-pair vocabulary of that size, made of FILE), gpt2, or the folder of a
+    /// model whose tokenizer it is [default: bytes]
+    #[arg(long, value_name = "bytes|bpe:TOKENS|gpt2|DIR")]
     tokenizer: Option<String>,
 }
 
@@ -44,31 +50,13 @@ pub struct Model {
 }
 
 impl ModelArguments {
-    pub fn open(&self) -> Result<Model> {
+    /// `files` are those that are trained on.
+    pub fn open(&self, files: &[PathBuf]) -> Result<Model> {
         if let Some(name) = &self.model {
-            let hub = hub_folder(|name| std::env::var_os(name));
-            let folder = find_model(name, hub.as_deref())?;
-            let checkpoint = Checkpoint::open(&folder)?;
-            let config = *checkpoint.config();
-            let tokenizer = Tokenizer::open(&folder, &config)?;
-            return Ok(Model { config, tokenizer, start: Some(checkpoint) });
+            let (checkpoint, tokenizer) = stored(name)?;
+            return Ok(Model { config: *checkpoint.config(), tokenizer, start: Some(checkpoint) });
         }
-        let tokenizer = match self.tokenizer.as_deref() {
-            None | Some("bytes") => Tokenizer::byte_level(),
-            Some("gpt2") => Tokenizer::gpt2(),
-            Some(folder) => {
-                let folder = std::path::Path::new(folder);
-                let files = ["tokenizer.json", "vocab.json"];
-                if !files.iter().any(|file| folder.join(file).exists()) {
-                    bail!(
-                        "tokenizer `{}`: expected bytes, gpt2, or a folder with a tokenizer.json or a vocab.json",
-                        folder.display()
-                    );
-                }
-                // As many rows as the tokenizer has tokens: it fits any.
-                Tokenizer::open(folder, &Config { vocabulary: usize::MAX, ..Config::SMALL })?
-            }
-        };
+        let tokenizer = self.tokenizer(files)?;
         let config = match &self.size {
             Some(name) => {
                 let known = Config::find(name)?;
@@ -85,6 +73,31 @@ impl ModelArguments {
         };
         config.check()?;
         Ok(Model { config, tokenizer, start: None })
+    }
+
+    fn tokenizer(&self, files: &[PathBuf]) -> Result<Tokenizer> {
+        match self.tokenizer.as_deref() {
+            None | Some("bytes") => Ok(Tokenizer::byte_level()),
+            Some("gpt2") => Ok(Tokenizer::gpt2()),
+            Some(words) if let Some(tokens) = words.strip_prefix("bpe:") => {
+                let tokens = tokens.parse();
+                let tokens =
+                    tokens.with_context(|| format!("tokenizer `{words}`: expected a number, such as bpe:2048"))?;
+                Ok(show::spinning("making a vocabulary", || vocabulary(files, tokens))?)
+            }
+            Some(folder) => {
+                let folder = Path::new(folder);
+                let files = ["tokenizer.json", "vocab.json"];
+                if !files.iter().any(|file| folder.join(file).exists()) {
+                    bail!(
+                        "tokenizer `{}`: expected bytes, bpe:TOKENS, gpt2, or a folder with a tokenizer.json or a vocab.json",
+                        folder.display()
+                    );
+                }
+                // As many rows as the tokenizer has tokens: it fits any.
+                Ok(Tokenizer::open(folder, &Config { vocabulary: usize::MAX, ..Config::SMALL })?)
+            }
+        }
     }
 }
 

@@ -103,13 +103,73 @@ fn json_holds_every_text() {
 
 #[test]
 fn a_model_that_is_not_there_is_told_how_to_get() {
-    let output = generate(&["hi"]);
+    let output = generate(&["--model", "gpt2", "hi"]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
-    for words in ["no model `gpt2`", "hf download openai-community/gpt2", "--model synthetic"] {
+    for words in ["no model `gpt2`", "hf download openai-community/gpt2", "--model box"] {
         assert!(text.contains(words), "`{words}` is missing in {text}");
     }
+}
+
+/// The greedy text is that of the library, from a folder without models and without a network.
+#[test]
+fn a_model_comes_with_the_command_and_says_which_it_is() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gpt2/box");
+    let expected: Value = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+    let case = &expected["cases"][0];
+    let report: Value =
+        serde_json::from_str(&stdout(&[case["text"].as_str().unwrap(), "--max-tokens", "8", "--json"])).unwrap();
+    assert_eq!(report["model"], "box");
+    assert_eq!(report["texts"][0]["tokens"].as_array().unwrap()[..], case["greedy"].as_array().unwrap()[..8]);
+    let output = generate(&["To be", "--max-tokens", "2"]);
+    let (text, notes) = (printed_of(&output.stdout), printed_of(&output.stderr));
+    assert!(text.starts_with("To be") && output.status.success(), "{text}{notes}");
+    assert!(notes.starts_with("model: box, 2.7 M parameters"), "{notes}");
+    assert!(notes.contains("--model gpt2 --download"), "{notes}");
+    // The same model from its folder needs no introduction.
+    let named = generate(&["To be", "--max-tokens", "2", "--model", folder.to_str().unwrap()]);
+    assert_eq!(printed_of(&named.stdout), text);
+    assert!(printed_of(&named.stderr).starts_with("read in "), "{}", printed_of(&named.stderr));
+    let download = generate(&["hi", "--download"]);
+    assert_eq!(download.status.code(), Some(2));
+    assert!(
+        printed_of(&download.stderr).contains("name one, such as --model gpt2"),
+        "{}",
+        printed_of(&download.stderr)
+    );
+}
+
+#[test]
+fn perplexity_is_the_exponential_of_the_loss() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gpt2/tests/fixtures/gelu");
+    let own = Folder::new();
+    let text = own.write("text.txt", &"Hello, world! ".repeat(20));
+    let measure = |words: &[&str]| own.run(&[&["perplexity", &text, "--device", "cpu"], words].concat());
+    let model = ["--model", folder.to_str().unwrap()];
+    let report: Value = serde_json::from_str(&printed(measure(&[&model[..], &["--json"]].concat()))).unwrap();
+    let number = |name: &str| report[name].as_f64().unwrap();
+    assert_eq!((report["bytes"].as_u64(), report["weights"].as_str()), (Some(280), Some("f32")));
+    // Weights are random: about as unsure as among all 320 tokens.
+    assert!((4.0..8.0).contains(&number("loss")), "{report}");
+    assert!((number("perplexity") - number("loss").exp()).abs() < 1e-6 * number("perplexity"), "{report}");
+    let bits = number("loss") * (number("tokens") - 1.0) / std::f64::consts::LN_2 / 280.0;
+    assert!((number("bits_per_byte") - bits).abs() < 1e-6, "{report}");
+    // Shakespeare's model knows his words.
+    let line = own.write("line.txt", "KING HENRY.\nMy lord, I do beseech you, let me know the cause.\n");
+    let of = |words: &[&str]| -> Value {
+        let words = [&["perplexity", &line, "--device", "cpu", "--json"], words].concat();
+        serde_json::from_str(&printed(own.run(&words))).unwrap()
+    };
+    assert!(of(&[])["perplexity"].as_f64() < Some(300.0) && of(&[])["model"] == "box");
+    assert!(printed(measure(&[&model[..], &["--weights", "int8"]].concat())).contains("int8 weights: perplexity "));
+    let empty = own.write("empty.txt", "");
+    let refused = own.run(&["perplexity", &empty, "--device", "cpu"]);
+    assert!(printed_of(&refused.stderr).contains("the text has 0 tokens; expected at least 2"));
+}
+
+fn printed_of(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 #[test]

@@ -76,6 +76,29 @@ fn a_trained_model_generates_and_is_trained_further() {
 }
 
 #[test]
+fn a_vocabulary_of_the_text_and_the_model_in_16_bits() {
+    let folder = Folder::new();
+    let export = folder.path("small");
+    let words = ["--steps", "3", "--tokenizer", "bpe:280", "--export", &export, "--evaluate-every", "0", "--json"];
+    let run = |extra: &[&str]| -> Value {
+        let output = train(&folder, "run", &[&words[..], extra].concat()).output().unwrap();
+        serde_json::from_str(&printed(output)).unwrap()
+    };
+    let first = run(&["--until", "2"]);
+    assert!(first["step"] == 2 && first["finished"] == false, "{first}");
+    let report = run(&["--resume"]);
+    assert!(report["step"] == 3 && report["finished"] == true, "{report}");
+    let files =
+        |path: &Path| ["tokenizer.json", "model.safetensors"].map(|name| std::fs::read(path.join(name)).unwrap());
+    let [whole, small] = [Path::new(report["checkpoint"].as_str().unwrap()), Path::new(&export)].map(files);
+    assert_eq!(whole[0], small[0], "the tokenizer");
+    assert!(String::from_utf8_lossy(&small[0]).contains("\"\u{120}the\""), "a word of the text is a token");
+    assert!(2 * small[1].len() < whole[1].len() + 8192, "{} and {} bytes", small[1].len(), whole[1].len());
+    let generate = ["generate", "the", "--model", &export, "--max-tokens", "4", "--device", "cpu"];
+    assert!(printed(folder.run(&generate)).starts_with("the"));
+}
+
+#[test]
 #[cfg(unix)]
 fn a_signal_saves_and_resume_goes_on_with_the_same_bits() {
     let folder = Folder::new();
@@ -106,7 +129,7 @@ fn a_signal_saves_and_resume_goes_on_with_the_same_bits() {
 #[test]
 fn a_flag_that_does_nothing_is_an_error() {
     let folder = Folder::new();
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["--optimizer", "sgd", "--beta2", "0.9"], "--beta2 is for adamw and lion"),
         (&["--optimizer", "lion", "--epsilon", "1e-6"], "--epsilon is for adamw"),
         (&["--optimizer", "adam"], "--optimizer must be adamw, sgd or lion, got `adam`"),
@@ -118,7 +141,9 @@ fn a_flag_that_does_nothing_is_an_error() {
         (&["--keep", "0"], "--keep must be at least 1"),
         (&["--sequence", "17"], "--sequence must be at most the model's context, got 17"),
         (&["--model", "gpt2"], "cannot be used with"),
-        (&["--tokenizer", "nowhere"], "expected bytes, gpt2, or a folder"),
+        (&["--tokenizer", "nowhere"], "expected bytes, bpe:TOKENS, gpt2, or a folder"),
+        (&["--tokenizer", "bpe:many"], "tokenizer `bpe:many`: expected a number, such as bpe:2048"),
+        (&["--tokenizer", "bpe:256"], "a vocabulary has at least 257 tokens"),
         (&["--precision", "f16"], "expected f32 or bf16"),
         (&["--memory", "lots"], "expected a size such as 16GiB"),
     ];

@@ -31,6 +31,11 @@ impl Merges {
         self.ranks.insert(pair, rank).is_none()
     }
 
+    /// Whether there is a rule for a pair.
+    pub fn has(&self, pair: (u32, u32)) -> bool {
+        self.ranks.contains_key(&pair)
+    }
+
     /// The pairs of all rules, in order.
     pub fn pairs(&self) -> impl Iterator<Item = (u32, u32)> {
         self.rules.iter().map(|rule| rule.pair)

@@ -5,6 +5,7 @@ mod decoder;
 mod merge;
 mod read;
 mod split;
+mod train;
 mod write;
 
 use std::path::{Path, PathBuf};
@@ -82,6 +83,17 @@ impl Tokenizer {
         let words = (0..=255).map(|byte: u8| Box::from([byte])).chain([END_OF_TEXT.as_bytes().into()]).collect();
         let bytes = std::array::from_fn(|byte| byte as u32);
         Tokenizer { words, merges: Merges::default(), bytes, added: vec![(END_OF_TEXT.to_string(), 256)] }
+    }
+
+    /// A vocabulary of at most so many tokens, made from texts: the bytes, the pairs that are most frequent, the end of text. `None` below 257
+    /// tokens; fewer than asked for where the texts have no more pairs.
+    pub fn trained<'a>(texts: impl Iterator<Item = &'a str>, tokens: usize) -> Option<Tokenizer> {
+        (tokens >= train::LEAST).then(|| train::trained(texts, tokens))
+    }
+
+    /// The tokenizer of a `tokenizer.json`.
+    pub fn from_json(text: &str) -> Result<Tokenizer, FormatError> {
+        read::json(text)
     }
 
     /// The tokenizer as a `tokenizer.json`.

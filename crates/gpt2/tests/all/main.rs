@@ -9,6 +9,7 @@ mod fuzz;
 mod generate;
 mod hub;
 mod int8;
+mod model_box;
 mod sampler;
 mod step;
 mod support;

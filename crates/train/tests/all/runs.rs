@@ -46,6 +46,7 @@ impl Watch for Watching {
 }
 
 const CADENCE: Cadence = Cadence {
+    until: None,
     evaluate_every: 0,
     evaluate_batches: 4,
     save_every: 0,
