@@ -66,7 +66,7 @@ enum What {
     /// Measure how well a GPT-2 predicts a text
     Perplexity(perplexity::Arguments),
     /// Train a GPT-2 on text or tokens, from scratch or from a folder; Ctrl-C saves where it stands, --resume goes on from there
-    Train(train::Arguments),
+    Train(Box<train::Arguments>),
     /// Time ready-made fused ops, or a model's prompt and step, against their unfused selves
     Bench(bench::Arguments),
     /// List the catalogue of fused ops
