@@ -66,7 +66,7 @@ enum What {
     /// Measure how well a GPT-2 predicts a text
     Perplexity(perplexity::Arguments),
     /// Train a GPT-2 on text or tokens, from scratch or from a checkpoint; Ctrl-C saves a checkpoint, --resume continues from it
-    Train(train::Arguments),
+    Train(Box<train::Arguments>),
     /// Time the fused ops of the catalogue, or a model's prompt and decoding step, against unfused kernels
     Bench(bench::Arguments),
     /// List the catalogue of fused ops
