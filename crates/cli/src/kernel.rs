@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Args;
 use deuteron::cuda::{Arch, Compiler};
-use deuteron::listing::{KernelListing, OfflineGpu, kernels, kernels_for};
+use deuteron::listing::{KernelListing, MachineCode, OfflineGpu, kernels, kernels_for};
 use deuteron::{Bytes, Graph, Machine, Strategy};
 
 use crate::Outcome;
@@ -30,7 +30,7 @@ pub struct Arguments {
     /// naive, eager, unfused, greedy or fused [default: what runs: greedy for an op of the catalogue, fused for a graph]
     #[arg(long)]
     plan: Option<String>,
-    /// Print whole translation units: the device-side library that kernels share too
+    /// Print all of it: for a GPU the device-side library that kernels share too, for a CPU the machine code that loading makes
     #[arg(long, conflicts_with_all = ["json", "text"])]
     full: bool,
     /// Print only the kernel of this number, counted from 0: one file that a CUDA compiler takes
@@ -54,7 +54,7 @@ pub struct Arguments {
     /// With --emulate, orders of the threads under which each kernel runs [default: 3]
     #[arg(long, value_name = "COUNT", requires = "emulate", value_parser = clap::value_parser!(u64).range(1..=1000))]
     schedules: Option<u64>,
-    /// Print an array of {name, kind, bytes_read, bytes_written, arguments, launches, language, source}; for a CPU with {tiles, kept_rows, passes}, for a
+    /// Print an array of {name, kind, bytes_read, bytes_written, arguments, launches, language, source}; for a CPU with {tiles, kept_rows, passes, machine_code}, for a
     /// GPU with {registers, predicted_registers, spill_bytes, shared_bytes, occupancy, config, key}
     #[arg(long)]
     json: bool,
@@ -109,6 +109,9 @@ pub fn text(listings: &[KernelListing], full: bool) -> Result<String, std::fmt::
             writeln!(out, "// argument {position} {verb} {}: {}", argument.name, argument.tensor)?;
         }
         listing.launches.iter().try_for_each(|launch| writeln!(out, "// launch {launch}"))?;
+        if let Some(MachineCode::Interpreted(reason)) = &listing.machine_code {
+            writeln!(out, "// interpreted, without machine code: {reason}")?;
+        }
         if let Some(compiled) = &listing.compiled {
             if !compiled.config.is_empty() {
                 writeln!(out, "// {}", compiled.config)?;
@@ -125,7 +128,13 @@ pub fn text(listings: &[KernelListing], full: bool) -> Result<String, std::fmt::
         }
         match (listing.language, full) {
             ("library call", _) => listing.source.lines().try_for_each(|line| writeln!(out, "// {line}"))?,
-            (_, true) => writeln!(out, "{}", listing.source)?,
+            (_, true) => {
+                writeln!(out, "{}", listing.source)?;
+                if let Some(MachineCode::Lines(lines)) = &listing.machine_code {
+                    writeln!(out, "// machine code")?;
+                    lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+                }
+            }
             (_, false) => {
                 let own = listing.own_source();
                 if own != listing.source {
