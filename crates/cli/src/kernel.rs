@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Args;
 use deuteron::cuda::{Arch, Compiler};
-use deuteron::listing::{KernelListing, OfflineGpu, kernels, kernels_for};
+use deuteron::listing::{KernelListing, MachineCode, OfflineGpu, kernels, kernels_for};
 use deuteron::{Bytes, Graph, Machine, Strategy};
 
 use crate::Outcome;
@@ -30,7 +30,7 @@ pub struct Arguments {
     /// naive, eager, unfused, greedy or fused [default: what runs: greedy for an op of the catalogue, fused for a graph]
     #[arg(long)]
     plan: Option<String>,
-    /// Print whole translation units, including the device-side library that all kernels share
+    /// Print all of it: for a GPU also the device-side library that kernels share, for a CPU also the machine code that loading makes
     #[arg(long, conflicts_with_all = ["json", "text"])]
     full: bool,
     /// Print only the kernel with this number, counted from 0, as one file that a CUDA compiler accepts
@@ -57,7 +57,7 @@ pub struct Arguments {
     /// With --emulate, count what accesses would cost a GPU: sectors of global memory, wavefronts and bank conflicts of shared memory (not those of cp.async, TMA and wgmma)
     #[arg(long, requires = "emulate")]
     accesses: bool,
-    /// Print an array of {name, kind, bytes_read, bytes_written, arguments, launches, language, source}; for a CPU with {tiles, kept_rows, passes}, for a
+    /// Print an array of {name, kind, bytes_read, bytes_written, arguments, launches, language, source}; for a CPU with {tiles, kept_rows, passes, machine_code}, for a
     /// GPU with {registers, predicted_registers, spill_bytes, shared_bytes, occupancy, config, key}
     #[arg(long)]
     json: bool,
@@ -119,6 +119,9 @@ pub fn text(listings: &[KernelListing], full: bool) -> Result<String, std::fmt::
             writeln!(out, "// argument {position} {verb} {}: {}", argument.name, argument.tensor)?;
         }
         listing.launches.iter().try_for_each(|launch| writeln!(out, "// launch {launch}"))?;
+        if let Some(MachineCode::Interpreted(reason)) = &listing.machine_code {
+            writeln!(out, "// interpreted, without machine code: {reason}")?;
+        }
         if let Some(compiled) = &listing.compiled {
             if !compiled.config.is_empty() {
                 writeln!(out, "// {}", compiled.config)?;
@@ -135,7 +138,13 @@ pub fn text(listings: &[KernelListing], full: bool) -> Result<String, std::fmt::
         }
         match (listing.language, full) {
             ("library call", _) => listing.source.lines().try_for_each(|line| writeln!(out, "// {line}"))?,
-            (_, true) => writeln!(out, "{}", listing.source)?,
+            (_, true) => {
+                writeln!(out, "{}", listing.source)?;
+                if let Some(MachineCode::Lines(lines)) = &listing.machine_code {
+                    writeln!(out, "// machine code")?;
+                    lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+                }
+            }
             (_, false) => {
                 let own = listing.own_source();
                 if own != listing.source {

@@ -1,5 +1,6 @@
 //! The kernels of a graph, for a person to read.
 
+use deuteron_codegen::cpu::machine::Uncovered;
 use deuteron_codegen::cpu::task::TileUse;
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid, Tuning, without_library};
 use deuteron_codegen::{Argument, Kernel, Launch, Source, Variant};
@@ -44,6 +45,28 @@ pub struct KernelListing {
     pub language: &'static str,
     /// the generated source
     pub source: String,
+    /// what loading makes of a row kernel on a CPU
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine_code: Option<MachineCode>,
+}
+
+/// What loading makes of a row kernel on a CPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MachineCode {
+    /// code, a line for each instruction
+    Lines(Vec<String>),
+    /// no code: the kernel is interpreted, for this reason
+    Interpreted(String),
+}
+
+impl From<Result<Vec<String>, Uncovered>> for MachineCode {
+    fn from(code: Result<Vec<String>, Uncovered>) -> MachineCode {
+        match code {
+            Ok(lines) => MachineCode::Lines(lines),
+            Err(reason) => MachineCode::Interpreted(reason.to_string()),
+        }
+    }
 }
 
 impl KernelListing {
@@ -184,7 +207,9 @@ pub fn kernels(engine: &Engine, graph: &Graph, strategy: Strategy) -> Result<Vec
             _ => Ok(None),
         }
     };
-    list(graph, strategy, device.target(), device.backend(), &usage)
+    let machine_code = |launch: &Launch| device.machine_code(launch).map(MachineCode::from);
+    let rendering = Rendering { backend: device.backend(), usage: &usage, machine_code: &machine_code };
+    list(graph, strategy, device.target(), &rendering)
 }
 
 /// Plans a graph for a GPU that need not be present, and compiles each kernel for it, if there is a compiler.
@@ -197,7 +222,8 @@ pub fn kernels_for(gpu: &OfflineGpu, graph: &Graph, strategy: Strategy) -> Resul
         }
     };
     let planned_for = Target { machine: &gpu.machine, catalog: CudaCatalog::of(target.arch) };
-    list(graph, strategy, planned_for, &gpu.backend, &usage)
+    let rendering = Rendering { backend: &gpu.backend, usage: &usage, machine_code: &|_| None };
+    list(graph, strategy, planned_for, &rendering)
 }
 
 /// What the functions of a source need, by the compiler.
@@ -209,13 +235,20 @@ pub(crate) fn usage(compiler: &Compiler, source: &CudaSource, target: &CudaTarge
 /// What the functions of a source need; none where it is not compiled.
 type Usage<'a> = &'a dyn Fn(&Source) -> Result<Option<Vec<EntryUsage>>, Error>;
 
+/// What kernels are rendered for, and what is known of them there.
+struct Rendering<'a> {
+    backend: &'a Backend,
+    usage: Usage<'a>,
+    machine_code: &'a dyn Fn(&Launch) -> Option<MachineCode>,
+}
+
 fn list(
     graph: &Graph,
     strategy: Strategy,
     target: Target<'_>,
-    backend: &Backend,
-    usage: Usage<'_>,
+    rendering: &Rendering<'_>,
 ) -> Result<Vec<KernelListing>, Error> {
+    let Rendering { backend, usage, machine_code } = *rendering;
     refuse_opaque(graph)?;
     let plan = plan(graph, target, strategy, &[])?;
     let listing = |group: &Group| -> Result<KernelListing, Error> {
@@ -243,6 +276,7 @@ fn list(
                 Source::Library(_) => "library call",
             },
             source: source.to_string(),
+            machine_code: machine_code(&launch),
         })
     };
     plan.groups.iter().map(listing).collect()

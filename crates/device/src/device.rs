@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deuteron_codegen::Source;
+use deuteron_codegen::cpu::machine::Uncovered;
+use deuteron_codegen::{Launch, Source};
 use deuteron_kernels::Backend;
 use deuteron_plan::{Catalog, Machine, Target};
 
@@ -29,6 +30,9 @@ pub trait Device: Send + Sync {
     fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<CompiledKernel>>, DeviceError>;
     /// Checks a job against its kernels and sees to the memory it needs.
     fn load(&self, job: Job) -> Result<Box<dyn Executable>, DeviceError>;
+    /// The machine code that loading makes of a kernel, a line for each instruction, or why the kernel is interpreted; none for a
+    /// kernel that is compiled before.
+    fn machine_code(&self, launch: &Launch) -> Option<Result<Vec<String>, Uncovered>>;
     /// Bytes where its kernels read them fastest.
     fn upload(&self, bytes: &[u8]) -> Result<Memory, DeviceError>;
     /// The memory that jobs keep between runs, tensors aside.

@@ -9,6 +9,8 @@ pub mod emit;
 pub mod family;
 pub mod in_place;
 mod listing;
+#[allow(unsafe_code)]
+pub mod machine;
 pub mod program;
 #[allow(unsafe_code)]
 pub mod simd;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use deuteron_graph::memory::{self, OutOfMemory};
 
+use crate::cpu::machine::Uncovered;
 use crate::cpu::simd::lines::Lines;
 use crate::cpu::simd::{Fault, Isa};
 
@@ -98,6 +99,12 @@ impl<T> fmt::Display for Described<T> {
 pub trait CpuLaunch: fmt::Debug + Send + Sync {
     /// Made ready for so many threads. All that a run needs is allocated here; what may be large is taken from [`memory`], which unwinds.
     fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask>;
+
+    /// The machine code that preparing makes, a line for each instruction, or why the kernel is interpreted; none for a kernel that
+    /// was compiled with this crate.
+    fn machine_code(&self, _isa: Isa) -> Option<Result<Vec<String>, Uncovered>> {
+        None
+    }
 }
 
 /// A launch that copies of it share.
@@ -112,6 +119,11 @@ impl Tasks {
     /// Made ready for so many threads, if there is memory for it.
     pub fn prepare(&self, threads: usize, isa: Isa) -> Result<Box<dyn CpuTask>, OutOfMemory> {
         memory::caught(|| self.0.prepare(threads, isa))
+    }
+
+    /// As [`CpuLaunch::machine_code`].
+    pub fn machine_code(&self, isa: Isa) -> Option<Result<Vec<String>, Uncovered>> {
+        self.0.machine_code(isa)
     }
 }
 

@@ -7,6 +7,7 @@ mod cuda;
 mod experts;
 mod int8;
 mod ladder;
+mod machine_code;
 mod mistakes;
 mod ops;
 mod products;

@@ -13,9 +13,10 @@ pub use pool::{Pool, Sharing};
 
 use std::sync::Arc;
 
-use deuteron_codegen::Source;
+use deuteron_codegen::cpu::machine::Uncovered;
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::task::Workers;
+use deuteron_codegen::{Execution, Launch, Source};
 use deuteron_kernels::{Backend, CpuCatalog};
 use deuteron_plan::{Catalog, Machine, Quantity};
 
@@ -110,6 +111,13 @@ impl Device for Cpu {
 
     fn load(&self, job: Job) -> Result<Box<dyn Executable>, DeviceError> {
         Ok(Box::new(run::CpuExecutable::new(job, self.pool.clone(), self.isa, &self.workspace)?))
+    }
+
+    fn machine_code(&self, launch: &Launch) -> Option<Result<Vec<String>, Uncovered>> {
+        match launch.execution() {
+            Execution::Tasks(tasks) => tasks.machine_code(self.isa),
+            Execution::Grids(_) | Execution::Library(_) => None,
+        }
     }
 
     fn memory_stats(&self) -> MemoryStats {

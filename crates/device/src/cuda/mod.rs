@@ -33,8 +33,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
-use deuteron_codegen::Source;
+use deuteron_codegen::cpu::machine::Uncovered;
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Tuning};
+use deuteron_codegen::{Launch, Source};
 use deuteron_kernels::Backend;
 use deuteron_plan::{Catalog, Machine};
 
@@ -209,6 +210,10 @@ impl Device for Cuda {
         let _entered = self.gpu.context.enter()?;
         let buffer = CudaBuffer::new(&self.gpu.context, &self.gpu.copies, bytes)?;
         Ok(Memory::Device(Box::new(buffer)))
+    }
+
+    fn machine_code(&self, _: &Launch) -> Option<Result<Vec<String>, Uncovered>> {
+        None
     }
 
     fn memory_stats(&self) -> MemoryStats {

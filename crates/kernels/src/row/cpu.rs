@@ -12,6 +12,7 @@ use deuteron_codegen::cpu::count::Counter;
 use deuteron_codegen::cpu::emit::{emit, emit_with_origins};
 use deuteron_codegen::cpu::family::{CpuTarget, assemble, touched};
 use deuteron_codegen::cpu::in_place::reads_before_storing;
+use deuteron_codegen::cpu::machine::Uncovered;
 use deuteron_codegen::cpu::program::TileProgram;
 use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Fault, Isa};
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuSource, CpuTask, PerWorker, Run, ScratchSizes, TaskError, TileUse};
@@ -92,15 +93,22 @@ impl CpuLaunch for RowTasks {
         let Chunks { length, chunk, chunks } = chunks(program, *rows, *cols);
         let has_partials = !program.partials.is_empty();
         let partial_width: usize = program.partials.iter().map(|partial| partial.width).sum();
+        let bound = self.bound();
+        // What has no machine code is interpreted.
+        let compiled = simd::compile(isa, program, &bound).ok();
+        let scratch = || match &compiled {
+            Some(compiled) => simd::Scratch::with_code(program, compiled.clone()),
+            None => simd::Scratch::for_program(program),
+        };
         Box::new(RowTask {
             isa,
-            args: args.iter().map(|arg| bind(&arg.leading, arg.table_rows, self.touched)).collect(),
+            args: bound,
             offsets: args.iter().map(|arg| arg.start()).collect(),
             axes: bind_axes(axes),
             length,
             chunk,
             chunks,
-            scratch: (0..threads).map(|_| PerWorker::new(simd::Scratch::for_program(program))).collect(),
+            scratch: (0..threads).map(|_| PerWorker::new(scratch())).collect(),
             partials: match has_partials {
                 true => (0..chunks).map(|_| PerWorker::new(memory::zeros(partial_width))).collect(),
                 false => Vec::new(),
@@ -108,6 +116,17 @@ impl CpuLaunch for RowTasks {
             finished: memory::zeros(if has_partials { chunks * partial_width } else { 0 }),
             program: self.program.clone(),
         })
+    }
+
+    fn machine_code(&self, isa: Isa) -> Option<Result<Vec<String>, Uncovered>> {
+        Some(simd::machine_code(isa, &self.program, &self.bound()))
+    }
+}
+
+impl RowTasks {
+    /// The arguments without their addresses.
+    fn bound(&self) -> Vec<BoundArg> {
+        self.launch.args.iter().map(|arg| bind(&arg.leading, arg.table_rows, self.touched)).collect()
     }
 }
 

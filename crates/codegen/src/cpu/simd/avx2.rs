@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::{Kernel, Simd, elements, methods};
+use super::lanes::{Arithmetic, Kernel, Simd, elements, methods};
 
 /// Proof that this CPU has AVX2, FMA and F16C. Only `detect` makes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,9 +29,8 @@ macro_rules! register {
     };
 }
 
-impl Simd for Avx2 {
+impl Arithmetic for Avx2 {
     const WIDTH: usize = 8;
-    const REGISTERS: usize = 16;
     type Float = __m256;
     type Int = __m256i;
     /// All bits of a true lane are set.
@@ -39,10 +38,6 @@ impl Simd for Avx2 {
     type Half = __m128i;
     /// In the low 8 bytes.
     type Byte = __m128i;
-
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
-        register!(enabled(self, kernel))
-    }
 
     methods! { register =>
         fn splat(self, x: f32) -> __m256 { _mm256_set1_ps(x) }
@@ -68,7 +63,6 @@ impl Simd for Avx2 {
                 _ => _mm256_permute_ps::<0b01_01_01_01>(a),
             }
         }
-        fn first_lane(self, a: __m256) -> f32 { _mm256_cvtss_f32(a) }
         fn select(self, mask: __m256, yes: __m256, no: __m256) -> __m256 { _mm256_blendv_ps(no, yes, mask) }
 
         fn splat_int(self, x: i32) -> __m256i { _mm256_set1_epi32(x) }
@@ -110,12 +104,24 @@ impl Simd for Avx2 {
             let half = self.truncate(_mm256_and_si256(a, _mm256_set1_epi32(0xff)));
             _mm_packus_epi16(half, half)
         }
-        fn fence(self) { _mm_sfence() }
-        fn prefetch(self, address: *const u8) { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
-        fn prefetch_to_write(self, address: *const u8) { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) }
 
         fn widen_f16(self, a: __m128i) -> __m256 { _mm256_cvtph_ps(a) }
         fn narrow_f16(self, a: __m256) -> __m128i { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(a) }
+    }
+}
+
+impl Simd for Avx2 {
+    const REGISTERS: usize = 16;
+
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        register!(enabled(self, kernel))
+    }
+
+    methods! { register =>
+        fn first_lane(self, a: __m256) -> f32 { _mm256_cvtss_f32(a) }
+        fn fence(self) { _mm_sfence() }
+        fn prefetch(self, address: *const u8) { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        fn prefetch_to_write(self, address: *const u8) { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) }
     }
 
     methods! { elements =>

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::{Kernel, Simd, elements, methods};
+use super::lanes::{Arithmetic, Kernel, Simd, elements, methods};
 
 /// Proof that this CPU has every feature named in [`Avx512::detect`]. Only `detect` makes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,18 +35,13 @@ macro_rules! register {
     };
 }
 
-impl Simd for Avx512 {
+impl Arithmetic for Avx512 {
     const WIDTH: usize = 16;
-    const REGISTERS: usize = 32;
     type Float = __m512;
     type Int = __m512i;
     type Mask = __mmask16;
     type Half = __m256i;
     type Byte = __m128i;
-
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
-        register!(enabled(self, kernel))
-    }
 
     methods! { register =>
         fn splat(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
@@ -75,7 +70,6 @@ impl Simd for Avx512 {
                 _ => _mm512_permute_ps::<0b01_01_01_01>(a),
             }
         }
-        fn first_lane(self, a: __m512) -> f32 { _mm512_cvtss_f32(a) }
         fn select(self, mask: __mmask16, yes: __m512, no: __m512) -> __m512 { _mm512_mask_blend_ps(mask, no, yes) }
 
         fn splat_int(self, x: i32) -> __m512i { _mm512_set1_epi32(x) }
@@ -106,9 +100,6 @@ impl Simd for Avx512 {
         fn truncate(self, a: __m512i) -> __m256i { _mm512_cvtepi32_epi16(a) }
         fn sign_extend(self, a: __m128i) -> __m512i { _mm512_cvtepi8_epi32(a) }
         fn truncate_to_byte(self, a: __m512i) -> __m128i { _mm512_cvtepi32_epi8(a) }
-        fn fence(self) { _mm_sfence() }
-        fn prefetch(self, address: *const u8) { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
-        fn prefetch_to_write(self, address: *const u8) { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) }
 
         /// A division takes 16 cycles for 16 lanes; an estimate of 14 bits and one Newton step take 4.
         fn reciprocal_from_one(self, d: __m512) -> __m512 {
@@ -125,6 +116,25 @@ impl Simd for Avx512 {
         fn narrow_f16(self, a: __m512) -> __m256i {
             _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)
         }
+    }
+    #[inline(always)]
+    fn clamp_exponent(self, y: __m512) -> __m512 {
+        y // the next two take any exponent
+    }
+}
+
+impl Simd for Avx512 {
+    const REGISTERS: usize = 32;
+
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        register!(enabled(self, kernel))
+    }
+
+    methods! { register =>
+        fn first_lane(self, a: __m512) -> f32 { _mm512_cvtss_f32(a) }
+        fn fence(self) { _mm_sfence() }
+        fn prefetch(self, address: *const u8) { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        fn prefetch_to_write(self, address: *const u8) { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) }
     }
 
     #[inline(always)]
@@ -184,9 +194,5 @@ impl Simd for Avx512 {
     unsafe fn store_partial(self, to: *mut f32, a: __m512, count: usize) {
         // SAFETY: the caller lets us write `count` elements, and masked lanes are not written.
         unsafe { _mm512_mask_storeu_ps(to, self.first(count), a) }
-    }
-    #[inline(always)]
-    fn clamp_exponent(self, y: __m512) -> __m512 {
-        y // the next two take any exponent
     }
 }

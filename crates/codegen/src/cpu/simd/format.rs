@@ -10,7 +10,7 @@
 //! | bool    | 1.0 or 0.0           | `x != 0` (NaN is true)                                         |
 //! | f8e4m3  | not read             | nearest even, saturates to +-448, NaN gives 0x7f               |
 
-use super::lanes::Simd;
+use super::lanes::{Arithmetic, Simd};
 
 /// How one dtype is read into lanes and written from them. `partial` methods touch `count < WIDTH` elements.
 pub trait Format: Copy {
@@ -62,19 +62,19 @@ impl Format for Word {
 
 /// A format of 16 bits, as functions of lanes.
 pub(crate) trait HalfFormat: Copy {
-    fn widen<S: Simd>(simd: S, a: S::Half) -> S::Float;
-    fn narrow<S: Simd>(simd: S, a: S::Float) -> S::Half;
+    fn widen<S: Arithmetic>(simd: S, a: S::Half) -> S::Float;
+    fn narrow<S: Arithmetic>(simd: S, a: S::Float) -> S::Half;
     /// What a store leaves and a load gives back.
     #[inline(always)]
-    fn round<S: Simd>(simd: S, a: S::Float) -> S::Float {
+    fn round<S: Arithmetic>(simd: S, a: S::Float) -> S::Float {
         Self::widen(simd, Self::narrow(simd, a))
     }
 }
 
 /// A format of 8 bits, as functions of lanes.
-trait ByteFormat: Copy {
-    fn widen<S: Simd>(simd: S, a: S::Byte) -> S::Float;
-    fn narrow<S: Simd>(simd: S, a: S::Float) -> S::Byte;
+pub(crate) trait ByteFormat: Copy {
+    fn widen<S: Arithmetic>(simd: S, a: S::Byte) -> S::Float;
+    fn narrow<S: Arithmetic>(simd: S, a: S::Float) -> S::Byte;
 }
 
 /// Reads and writes of the two narrow widths are the same but for the vector type.
@@ -126,11 +126,11 @@ narrow_format!(HalfFloat, HalfFormat, u16, load_half, store_half, stream_half);
 
 impl HalfFormat for HalfFloat {
     #[inline(always)]
-    fn widen<S: Simd>(simd: S, a: S::Half) -> S::Float {
+    fn widen<S: Arithmetic>(simd: S, a: S::Half) -> S::Float {
         simd.widen_f16(a)
     }
     #[inline(always)]
-    fn narrow<S: Simd>(simd: S, a: S::Float) -> S::Half {
+    fn narrow<S: Arithmetic>(simd: S, a: S::Float) -> S::Half {
         simd.narrow_f16(a)
     }
 }
@@ -142,11 +142,11 @@ narrow_format!(BrainFloat, HalfFormat, u16, load_half, store_half, stream_half);
 
 impl HalfFormat for BrainFloat {
     #[inline(always)]
-    fn widen<S: Simd>(simd: S, a: S::Half) -> S::Float {
+    fn widen<S: Arithmetic>(simd: S, a: S::Half) -> S::Float {
         simd.reinterpret(simd.shift_left::<16>(simd.zero_extend(a)))
     }
     #[inline(always)]
-    fn narrow<S: Simd>(simd: S, a: S::Float) -> S::Half {
+    fn narrow<S: Arithmetic>(simd: S, a: S::Float) -> S::Half {
         let bits = simd.bits(a);
         let odd = simd.and(simd.shift_right::<16>(bits), simd.splat_int(1));
         let rounded = simd.add_int(simd.add_int(bits, simd.splat_int(0x7fff)), odd);
@@ -164,11 +164,11 @@ narrow_format!(SignedByte, ByteFormat, u8, load_byte, store_byte, stream_byte);
 
 impl ByteFormat for SignedByte {
     #[inline(always)]
-    fn widen<S: Simd>(simd: S, a: S::Byte) -> S::Float {
+    fn widen<S: Arithmetic>(simd: S, a: S::Byte) -> S::Float {
         simd.to_float(simd.sign_extend(a))
     }
     #[inline(always)]
-    fn narrow<S: Simd>(simd: S, a: S::Float) -> S::Byte {
+    fn narrow<S: Arithmetic>(simd: S, a: S::Float) -> S::Byte {
         let number = simd.select(simd.equal(a, a), a, simd.splat(0.0));
         let clamped = simd.lesser(simd.splat(127.0), simd.greater(simd.splat(-128.0), number));
         simd.truncate_to_byte(simd.to_int(clamped))
@@ -182,11 +182,11 @@ narrow_format!(Truth, ByteFormat, u8, load_byte, store_byte, stream_byte);
 
 impl ByteFormat for Truth {
     #[inline(always)]
-    fn widen<S: Simd>(simd: S, a: S::Byte) -> S::Float {
+    fn widen<S: Arithmetic>(simd: S, a: S::Byte) -> S::Float {
         simd.to_float(simd.sign_extend(a))
     }
     #[inline(always)]
-    fn narrow<S: Simd>(simd: S, a: S::Float) -> S::Byte {
+    fn narrow<S: Arithmetic>(simd: S, a: S::Float) -> S::Byte {
         let zero = simd.equal(a, simd.splat(0.0));
         simd.truncate_to_byte(simd.select_int(zero, simd.splat_int(0), simd.splat_int(1)))
     }
@@ -199,11 +199,11 @@ narrow_format!(EightBitFloat, ByteFormat, u8, load_byte, store_byte, stream_byte
 
 impl ByteFormat for EightBitFloat {
     #[inline(always)]
-    fn widen<S: Simd>(simd: S, _: S::Byte) -> S::Float {
+    fn widen<S: Arithmetic>(simd: S, _: S::Byte) -> S::Float {
         simd.splat(f32::NAN)
     }
     #[inline(always)]
-    fn narrow<S: Simd>(simd: S, a: S::Float) -> S::Byte {
+    fn narrow<S: Arithmetic>(simd: S, a: S::Float) -> S::Byte {
         let sign = simd.and(simd.shift_right::<24>(simd.bits(a)), simd.splat_int(0x80));
         let size = simd.lesser(simd.splat(448.0), simd.abs(a));
         // Normal, from 2^-6 on: round 23 fraction bits to 3, then change the exponent's bias from 127 to 7.
@@ -218,7 +218,7 @@ impl ByteFormat for EightBitFloat {
 
 /// `bits >> N`, to the nearest, ties to even.
 #[inline(always)]
-fn round_bits<S: Simd, const N: u32>(simd: S, bits: S::Int) -> S::Int {
+fn round_bits<S: Arithmetic, const N: u32>(simd: S, bits: S::Int) -> S::Int {
     let odd = simd.and(simd.shift_right::<N>(bits), simd.splat_int(1));
     let bias = simd.add_int(odd, simd.splat_int((1 << (N - 1)) - 1));
     simd.shift_right::<N>(simd.add_int(bits, bias))
@@ -226,14 +226,14 @@ fn round_bits<S: Simd, const N: u32>(simd: S, bits: S::Int) -> S::Int {
 
 /// `size` in units of the last place of `magic`, a power of two that is larger than it: the addition does the rounding.
 #[inline(always)]
-fn shifted_sum<S: Simd>(simd: S, size: S::Float, magic: f32) -> S::Int {
+fn shifted_sum<S: Arithmetic>(simd: S, size: S::Float, magic: f32) -> S::Int {
     let sum = simd.add(size, simd.splat(magic));
     simd.sub_int(simd.bits(sum), simd.splat_int(magic.to_bits() as i32))
 }
 
 /// IEEE half floats in the low 16 bits of lanes, to `f32`: the path of machines that have no instruction for it.
 #[inline(always)]
-pub(super) fn widen_f16_bits<S: Simd>(simd: S, half: S::Int) -> S::Float {
+pub(super) fn widen_f16_bits<S: Arithmetic>(simd: S, half: S::Int) -> S::Float {
     let sign = simd.shift_left::<16>(simd.and(half, simd.splat_int(0x8000)));
     let size = simd.shift_left::<13>(simd.and(half, simd.splat_int(0x7fff)));
     // The exponent's bias changes from 15 to 127; a multiplication does it for denormals as well.
@@ -245,7 +245,7 @@ pub(super) fn widen_f16_bits<S: Simd>(simd: S, half: S::Int) -> S::Float {
 
 /// `f32` to IEEE half floats in the low 16 bits of lanes, nearest even.
 #[inline(always)]
-pub(super) fn narrow_f16_bits<S: Simd>(simd: S, a: S::Float) -> S::Int {
+pub(super) fn narrow_f16_bits<S: Arithmetic>(simd: S, a: S::Float) -> S::Int {
     let bits = simd.bits(a);
     let sign = simd.and(simd.shift_right::<16>(bits), simd.splat_int(0x8000));
     let size = simd.abs(a);

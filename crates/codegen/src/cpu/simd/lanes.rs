@@ -50,11 +50,11 @@ pub trait Kernel {
 }
 
 /// `WIDTH` lanes of 32 bits. Float operations follow IEEE 754 with rounding to nearest even unless they say otherwise.
-pub trait Simd: Copy {
+/// Work within registers, on `WIDTH` lanes of 32 bits. What is written above it alone is executed by a [`Simd`], and recorded for a code
+/// generator by [`Recorder`](crate::cpu::machine).
+pub trait Arithmetic: Copy {
     /// Lanes of a vector: a divisor of 16.
     const WIDTH: usize;
-    /// Vectors that stay out of memory.
-    const REGISTERS: usize;
     /// `f32` lanes.
     type Float: Copy;
     /// `i32` lanes, also seen as `u32` and as bits.
@@ -65,9 +65,6 @@ pub trait Simd: Copy {
     type Half: Copy;
     /// `WIDTH` lanes of 8 bits.
     type Byte: Copy;
-
-    /// Runs a kernel with the instruction set turned on.
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output;
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::Float;
@@ -102,16 +99,9 @@ pub trait Simd: Copy {
     fn equal(self, a: Self::Float, b: Self::Float) -> Self::Mask;
     /// `yes` where the mask is set, else `no`.
     fn select(self, mask: Self::Mask, yes: Self::Float, no: Self::Float) -> Self::Float;
-    /// The first `count` lanes; `count <= WIDTH`.
-    #[inline(always)]
-    fn first(self, count: usize) -> Self::Mask {
-        self.less_int(self.count_up(), self.splat_int(count as i32))
-    }
 
     /// Lane `i + half` at lane `i`, for every `i < half`; the other lanes are any of `a`. `half` is a power of two below `WIDTH`.
     fn upper(self, a: Self::Float, half: usize) -> Self::Float;
-    /// Lane 0.
-    fn first_lane(self, a: Self::Float) -> f32;
 
     /// All lanes `x`.
     fn splat_int(self, x: i32) -> Self::Int;
@@ -156,85 +146,6 @@ pub trait Simd: Copy {
     fn sign_extend(self, a: Self::Byte) -> Self::Int;
     /// The low 8 bits.
     fn truncate_to_byte(self, a: Self::Int) -> Self::Byte;
-
-    /// # Safety
-    /// `WIDTH` elements at `from` can be read. Any alignment.
-    unsafe fn load(self, from: *const f32) -> Self::Float;
-    /// # Safety
-    /// `WIDTH` elements at `to` can be written. Any alignment.
-    unsafe fn store(self, to: *mut f32, a: Self::Float);
-    /// # Safety
-    /// As `store`, and `to` is a multiple of the vector's bytes. The write passes by the caches where the machine can,
-    /// and other threads see it only after [`Simd::fence`].
-    #[inline(always)]
-    unsafe fn stream(self, to: *mut f32, a: Self::Float) {
-        // SAFETY: the caller's promise is more than `store` needs.
-        unsafe { self.store(to, a) }
-    }
-    /// # Safety
-    /// As `load`.
-    unsafe fn load_half(self, from: *const u16) -> Self::Half;
-    /// # Safety
-    /// As `store`.
-    unsafe fn store_half(self, to: *mut u16, a: Self::Half);
-    /// # Safety
-    /// As `stream`.
-    #[inline(always)]
-    unsafe fn stream_half(self, to: *mut u16, a: Self::Half) {
-        // SAFETY: the caller's promise is more than `store_half` needs.
-        unsafe { self.store_half(to, a) }
-    }
-    /// # Safety
-    /// As `load`.
-    unsafe fn load_byte(self, from: *const u8) -> Self::Byte;
-    /// # Safety
-    /// As `store`.
-    unsafe fn store_byte(self, to: *mut u8, a: Self::Byte);
-    /// # Safety
-    /// As `stream`.
-    #[inline(always)]
-    unsafe fn stream_byte(self, to: *mut u8, a: Self::Byte) {
-        // SAFETY: the caller's promise is more than `store_byte` needs.
-        unsafe { self.store_byte(to, a) }
-    }
-    /// Element `4 i + k` is lane `i` of `a[k]`.
-    /// # Safety
-    /// `4 * WIDTH` elements at `to` can be written.
-    unsafe fn store_interleaved(self, to: *mut f32, a: [Self::Float; 4]);
-    /// Orders earlier `stream`s before later stores, for other threads.
-    #[inline(always)]
-    fn fence(self) {}
-    /// Asks for the cache line at `address`, which need not be readable.
-    #[inline(always)]
-    fn prefetch(self, _address: *const u8) {}
-    /// As `prefetch`, for a line that will be written.
-    #[inline(always)]
-    fn prefetch_to_write(self, _address: *const u8) {}
-
-    /// Lanes from `count` on are 0.
-    /// # Safety
-    /// `count < WIDTH` elements at `from` can be read.
-    #[inline(always)]
-    unsafe fn load_partial(self, from: *const f32, count: usize) -> Self::Float {
-        let mut lanes = [0.0f32; 16];
-        // SAFETY: the caller lets us read `count` elements; `count < WIDTH <= 16`, the length of `lanes`.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from.cast::<u8>(), lanes.as_mut_ptr().cast::<u8>(), 4 * count);
-            self.load(lanes.as_ptr())
-        }
-    }
-
-    /// # Safety
-    /// `count < WIDTH` elements at `to` can be written.
-    #[inline(always)]
-    unsafe fn store_partial(self, to: *mut f32, a: Self::Float, count: usize) {
-        let mut lanes = [0.0f32; 16];
-        // SAFETY: `lanes` holds a vector; the caller lets us write `count < WIDTH` elements.
-        unsafe {
-            self.store(lanes.as_mut_ptr(), a);
-            std::ptr::copy_nonoverlapping(lanes.as_ptr().cast::<u8>(), to.cast::<u8>(), 4 * count);
-        }
-    }
 
     /// The larger one; NaN if either is NaN.
     #[inline(always)]
@@ -314,9 +225,104 @@ pub trait Simd: Copy {
     }
 }
 
+/// The vector machine: registers, and memory.
+pub trait Simd: Arithmetic {
+    /// Vectors that stay out of memory.
+    const REGISTERS: usize;
+
+    /// Runs a kernel with the instruction set turned on.
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output;
+    /// The first `count` lanes; `count <= WIDTH`.
+    #[inline(always)]
+    fn first(self, count: usize) -> Self::Mask {
+        self.less_int(self.count_up(), self.splat_int(count as i32))
+    }
+    /// Lane 0.
+    fn first_lane(self, a: Self::Float) -> f32;
+
+    /// # Safety
+    /// `WIDTH` elements at `from` can be read. Any alignment.
+    unsafe fn load(self, from: *const f32) -> Self::Float;
+    /// # Safety
+    /// `WIDTH` elements at `to` can be written. Any alignment.
+    unsafe fn store(self, to: *mut f32, a: Self::Float);
+    /// # Safety
+    /// As `store`, and `to` is a multiple of the vector's bytes. The write passes by the caches where the machine can,
+    /// and other threads see it only after [`Simd::fence`].
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut f32, a: Self::Float) {
+        // SAFETY: the caller's promise is more than `store` needs.
+        unsafe { self.store(to, a) }
+    }
+    /// # Safety
+    /// As `load`.
+    unsafe fn load_half(self, from: *const u16) -> Self::Half;
+    /// # Safety
+    /// As `store`.
+    unsafe fn store_half(self, to: *mut u16, a: Self::Half);
+    /// # Safety
+    /// As `stream`.
+    #[inline(always)]
+    unsafe fn stream_half(self, to: *mut u16, a: Self::Half) {
+        // SAFETY: the caller's promise is more than `store_half` needs.
+        unsafe { self.store_half(to, a) }
+    }
+    /// # Safety
+    /// As `load`.
+    unsafe fn load_byte(self, from: *const u8) -> Self::Byte;
+    /// # Safety
+    /// As `store`.
+    unsafe fn store_byte(self, to: *mut u8, a: Self::Byte);
+    /// # Safety
+    /// As `stream`.
+    #[inline(always)]
+    unsafe fn stream_byte(self, to: *mut u8, a: Self::Byte) {
+        // SAFETY: the caller's promise is more than `store_byte` needs.
+        unsafe { self.store_byte(to, a) }
+    }
+    /// Element `4 i + k` is lane `i` of `a[k]`.
+    /// # Safety
+    /// `4 * WIDTH` elements at `to` can be written.
+    unsafe fn store_interleaved(self, to: *mut f32, a: [Self::Float; 4]);
+    /// Orders earlier `stream`s before later stores, for other threads.
+    #[inline(always)]
+    fn fence(self) {}
+    /// Asks for the cache line at `address`, which need not be readable.
+    #[inline(always)]
+    fn prefetch(self, _address: *const u8) {}
+    /// As `prefetch`, for a line that will be written.
+    #[inline(always)]
+    fn prefetch_to_write(self, _address: *const u8) {}
+
+    /// Lanes from `count` on are 0.
+    /// # Safety
+    /// `count < WIDTH` elements at `from` can be read.
+    #[inline(always)]
+    unsafe fn load_partial(self, from: *const f32, count: usize) -> Self::Float {
+        let mut lanes = [0.0f32; 16];
+        // SAFETY: the caller lets us read `count` elements; `count < WIDTH <= 16`, the length of `lanes`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.cast::<u8>(), lanes.as_mut_ptr().cast::<u8>(), 4 * count);
+            self.load(lanes.as_ptr())
+        }
+    }
+
+    /// # Safety
+    /// `count < WIDTH` elements at `to` can be written.
+    #[inline(always)]
+    unsafe fn store_partial(self, to: *mut f32, a: Self::Float, count: usize) {
+        let mut lanes = [0.0f32; 16];
+        // SAFETY: `lanes` holds a vector; the caller lets us write `count < WIDTH` elements.
+        unsafe {
+            self.store(lanes.as_mut_ptr(), a);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr().cast::<u8>(), to.cast::<u8>(), 4 * count);
+        }
+    }
+}
+
 /// `2^n` for `n` in `[-127, 128]`, where the ends give 0 and infinity.
 #[inline(always)]
-fn power_of_two<S: Simd>(simd: S, n: S::Int) -> S::Float {
+fn power_of_two<S: Arithmetic>(simd: S, n: S::Int) -> S::Float {
     let field = simd.add_int(n, simd.splat_int(127));
     simd.reinterpret(simd.shift_left::<23>(field))
 }

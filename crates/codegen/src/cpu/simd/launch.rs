@@ -34,8 +34,9 @@ unsafe impl Send for BoundArg {}
 // SAFETY: as above.
 unsafe impl Sync for BoundArg {}
 
-/// A row coordinate: `(row / divide) % modulo`.
+/// A row coordinate: `(row / divide) % modulo`. Machine code reads it as two numbers of 64 bits.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct Axis {
     /// Rows in one step of the axis.
     pub divide: usize,

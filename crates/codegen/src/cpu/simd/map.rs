@@ -3,15 +3,15 @@
 use deuteron_graph::{BinaryOp, CompareOp, Dtype, UnaryOp};
 
 use super::format::{BrainFloat, EightBitFloat, Format, HalfFloat, HalfFormat, SignedByte, Truth, Word};
-use super::lanes::Simd;
+use super::lanes::{Arithmetic, Simd};
 use super::math;
 use super::reduce::{Strip, reduce_made};
 use super::sweep::{Body, Input, Output, sweep_rows};
 use crate::cpu::program::{Inst, LaneKind, Src, TileReduce, TileUnary};
 
 /// A function of `N` lanes.
-pub(super) trait Function<const N: usize>: Copy {
-    fn apply<S: Simd>(self, simd: S, x: [S::Float; N]) -> S::Float;
+pub(in crate::cpu) trait Function<const N: usize>: Copy {
+    fn apply<S: Arithmetic>(self, simd: S, x: [S::Float; N]) -> S::Float;
 }
 
 /// Lanes that a loop makes.
@@ -101,7 +101,7 @@ macro_rules! functions {
         struct $name;
         impl Function<{ [$(stringify!($x)),*].len() }> for $name {
             #[inline(always)]
-            fn apply<S: Simd>(self, $simd: S, [$($x),*]: [S::Float; [$(stringify!($x)),*].len()]) -> S::Float {
+            fn apply<S: Arithmetic>(self, $simd: S, [$($x),*]: [S::Float; [$(stringify!($x)),*].len()]) -> S::Float {
                 $value
             }
         }
@@ -138,24 +138,103 @@ functions! {
     ExpSub(simd, a, b) = math::exp(simd, simd.sub(a, b));
     Less(simd, a, b) = truth(simd, simd.less(a, b));
     LessOrEqual(simd, a, b) = truth(simd, simd.less_or_equal(a, b));
+    Greater(simd, a, b) = truth(simd, simd.less(b, a));
+    GreaterOrEqual(simd, a, b) = truth(simd, simd.less_or_equal(b, a));
     Equal(simd, a, b) = truth(simd, simd.equal(a, b));
     NotEqual(simd, a, b) = lie(simd, simd.equal(a, b));
     LessInt(simd, a, b) = truth(simd, simd.less_int(simd.bits(a), simd.bits(b)));
-    NotLessInt(simd, a, b) = lie(simd, simd.less_int(simd.bits(a), simd.bits(b)));
+    LessOrEqualInt(simd, a, b) = lie(simd, simd.less_int(simd.bits(b), simd.bits(a)));
+    GreaterInt(simd, a, b) = truth(simd, simd.less_int(simd.bits(b), simd.bits(a)));
+    GreaterOrEqualInt(simd, a, b) = lie(simd, simd.less_int(simd.bits(a), simd.bits(b)));
     EqualInt(simd, a, b) = truth(simd, simd.equal_int(simd.bits(a), simd.bits(b)));
     NotEqualInt(simd, a, b) = lie(simd, simd.equal_int(simd.bits(a), simd.bits(b)));
     Select(simd, condition, a, b) = simd.select(simd.equal(condition, simd.splat(0.0)), b, a);
 }
 
+/// What is done with the function of an instruction.
+pub(in crate::cpu) trait Visitor {
+    /// What that gives.
+    type Output;
+    /// Does it.
+    fn visit<F: Function<N>, const N: usize>(self, function: F, operands: [Src; N]) -> Self::Output;
+}
+
+/// Hands the function of an instruction that computes lanes from lanes to `visitor`; none for moves, indices and reductions.
+pub(in crate::cpu) fn visit<V: Visitor>(inst: Inst, visitor: V) -> Option<V::Output> {
+    Some(match inst {
+        Inst::Unary { op, a, .. } => visit_unary(op, a, visitor),
+        Inst::Binary { op, a, b, .. } => match op {
+            BinaryOp::Add => visitor.visit(Add, [a, b]),
+            BinaryOp::Sub => visitor.visit(Sub, [a, b]),
+            BinaryOp::Mul => visitor.visit(Mul, [a, b]),
+            BinaryOp::Div => visitor.visit(Div, [a, b]),
+            BinaryOp::Max => visitor.visit(Max, [a, b]),
+            BinaryOp::Min => visitor.visit(Min, [a, b]),
+        },
+        Inst::Compare { op, kind, a, b, .. } => visit_compare(op, kind, [a, b], visitor),
+        Inst::Select { cond, a, b, .. } => visitor.visit(Select, [cond, a, b]),
+        Inst::MulAdd { a, b, c, .. } => visitor.visit(MulAdd, [a, b, c]),
+        Inst::MulMulAdd { a, b, c, d, .. } => visitor.visit(MulMulAdd, [a, b, c, d]),
+        Inst::SubMulMulAdd { a, b, c, d, e, .. } => visitor.visit(SubMulMulAdd, [a, b, c, d, e]),
+        Inst::ExpSub { a, b, .. } => visitor.visit(ExpSub, [a, b]),
+        Inst::Load { .. }
+        | Inst::ColumnIndex { .. }
+        | Inst::RowIndex { .. }
+        | Inst::Keep { .. }
+        | Inst::Reduce { .. }
+        | Inst::ColumnAdd { .. }
+        | Inst::Store { .. } => return None,
+    })
+}
+
+fn visit_unary<V: Visitor>(op: TileUnary, a: Src, visitor: V) -> V::Output {
+    match op {
+        TileUnary::Primitive(UnaryOp::Neg) => visitor.visit(Neg, [a]),
+        TileUnary::Primitive(UnaryOp::Abs) => visitor.visit(Abs, [a]),
+        TileUnary::Primitive(UnaryOp::Exp) => visitor.visit(Exp, [a]),
+        TileUnary::Primitive(UnaryOp::Log) => visitor.visit(Log, [a]),
+        TileUnary::Primitive(UnaryOp::Sqrt) => visitor.visit(Sqrt, [a]),
+        TileUnary::Primitive(UnaryOp::Rsqrt) => visitor.visit(Rsqrt, [a]),
+        TileUnary::Primitive(UnaryOp::Reciprocal) => visitor.visit(Reciprocal, [a]),
+        TileUnary::Primitive(UnaryOp::Tanh) => visitor.visit(Tanh, [a]),
+        TileUnary::Primitive(UnaryOp::Erf) => visitor.visit(Erf, [a]),
+        TileUnary::Primitive(UnaryOp::Sigmoid) => visitor.visit(Sigmoid, [a]),
+        TileUnary::Primitive(UnaryOp::Round) => visitor.visit(Round, [a]),
+        TileUnary::GeluTanh => visitor.visit(GeluTanh, [a]),
+        TileUnary::GeluErf => visitor.visit(GeluErf, [a]),
+        TileUnary::Silu => visitor.visit(Silu, [a]),
+        TileUnary::IntToFloat => visitor.visit(IntToFloat, [a]),
+        TileUnary::RoundF16 => visitor.visit(RoundF16, [a]),
+        TileUnary::RoundBf16 => visitor.visit(RoundBf16, [a]),
+    }
+}
+
+fn visit_compare<V: Visitor>(op: CompareOp, kind: LaneKind, sides: [Src; 2], visitor: V) -> V::Output {
+    match (kind, op) {
+        (LaneKind::Float, CompareOp::Lt) => visitor.visit(Less, sides),
+        (LaneKind::Float, CompareOp::Le) => visitor.visit(LessOrEqual, sides),
+        (LaneKind::Float, CompareOp::Eq) => visitor.visit(Equal, sides),
+        (LaneKind::Float, CompareOp::Ne) => visitor.visit(NotEqual, sides),
+        (LaneKind::Float, CompareOp::Gt) => visitor.visit(Greater, sides),
+        (LaneKind::Float, CompareOp::Ge) => visitor.visit(GreaterOrEqual, sides),
+        (LaneKind::Int, CompareOp::Lt) => visitor.visit(LessInt, sides),
+        (LaneKind::Int, CompareOp::Le) => visitor.visit(LessOrEqualInt, sides),
+        (LaneKind::Int, CompareOp::Eq) => visitor.visit(EqualInt, sides),
+        (LaneKind::Int, CompareOp::Ne) => visitor.visit(NotEqualInt, sides),
+        (LaneKind::Int, CompareOp::Gt) => visitor.visit(GreaterInt, sides),
+        (LaneKind::Int, CompareOp::Ge) => visitor.visit(GreaterOrEqualInt, sides),
+    }
+}
+
 /// 1 where the mask is set, else 0.
 #[inline(always)]
-fn truth<S: Simd>(simd: S, mask: S::Mask) -> S::Float {
+fn truth<S: Arithmetic>(simd: S, mask: S::Mask) -> S::Float {
     simd.select(mask, simd.splat(1.0), simd.splat(0.0))
 }
 
 /// 0 where the mask is set, else 1.
 #[inline(always)]
-fn lie<S: Simd>(simd: S, mask: S::Mask) -> S::Float {
+fn lie<S: Arithmetic>(simd: S, mask: S::Mask) -> S::Float {
     simd.select(mask, simd.splat(0.0), simd.splat(1.0))
 }
 
@@ -185,82 +264,9 @@ impl<S: Simd> Loop<S> {
 
     /// # Safety
     /// See [`Loop`].
-    unsafe fn map<F: Function<N>, const N: usize>(self, function: F, inputs: [Input; N]) {
+    pub unsafe fn map<F: Function<N>, const N: usize>(self, function: F, inputs: [Input; N]) {
         // SAFETY: passed on to the caller.
         unsafe { self.make(Map { function, inputs }) }
-    }
-
-    /// # Safety
-    /// See [`Loop`].
-    pub unsafe fn unary(self, op: TileUnary, a: Input) {
-        let a = [a];
-        // SAFETY: passed on to the caller.
-        unsafe {
-            match op {
-                TileUnary::Primitive(UnaryOp::Neg) => self.map(Neg, a),
-                TileUnary::Primitive(UnaryOp::Abs) => self.map(Abs, a),
-                TileUnary::Primitive(UnaryOp::Exp) => self.map(Exp, a),
-                TileUnary::Primitive(UnaryOp::Log) => self.map(Log, a),
-                TileUnary::Primitive(UnaryOp::Sqrt) => self.map(Sqrt, a),
-                TileUnary::Primitive(UnaryOp::Rsqrt) => self.map(Rsqrt, a),
-                TileUnary::Primitive(UnaryOp::Reciprocal) => self.map(Reciprocal, a),
-                TileUnary::Primitive(UnaryOp::Tanh) => self.map(Tanh, a),
-                TileUnary::Primitive(UnaryOp::Erf) => self.map(Erf, a),
-                TileUnary::Primitive(UnaryOp::Sigmoid) => self.map(Sigmoid, a),
-                TileUnary::Primitive(UnaryOp::Round) => self.map(Round, a),
-                TileUnary::GeluTanh => self.map(GeluTanh, a),
-                TileUnary::GeluErf => self.map(GeluErf, a),
-                TileUnary::Silu => self.map(Silu, a),
-                TileUnary::IntToFloat => self.map(IntToFloat, a),
-                TileUnary::RoundF16 => self.map(RoundF16, a),
-                TileUnary::RoundBf16 => self.map(RoundBf16, a),
-            }
-        }
-    }
-
-    /// # Safety
-    /// See [`Loop`].
-    pub unsafe fn binary(self, op: BinaryOp, a: Input, b: Input) {
-        // SAFETY: passed on to the caller.
-        unsafe {
-            match op {
-                BinaryOp::Add => self.map(Add, [a, b]),
-                BinaryOp::Sub => self.map(Sub, [a, b]),
-                BinaryOp::Mul => self.map(Mul, [a, b]),
-                BinaryOp::Div => self.map(Div, [a, b]),
-                BinaryOp::Max => self.map(Max, [a, b]),
-                BinaryOp::Min => self.map(Min, [a, b]),
-            }
-        }
-    }
-
-    /// # Safety
-    /// See [`Loop`].
-    pub unsafe fn compare(self, op: CompareOp, kind: LaneKind, a: Input, b: Input) {
-        // SAFETY: passed on to the caller.
-        unsafe {
-            match (kind, op) {
-                (LaneKind::Float, CompareOp::Lt) => self.map(Less, [a, b]),
-                (LaneKind::Float, CompareOp::Le) => self.map(LessOrEqual, [a, b]),
-                (LaneKind::Float, CompareOp::Eq) => self.map(Equal, [a, b]),
-                (LaneKind::Float, CompareOp::Ne) => self.map(NotEqual, [a, b]),
-                (LaneKind::Float, CompareOp::Gt) => self.map(Less, [b, a]),
-                (LaneKind::Float, CompareOp::Ge) => self.map(LessOrEqual, [b, a]),
-                (LaneKind::Int, CompareOp::Lt) => self.map(LessInt, [a, b]),
-                (LaneKind::Int, CompareOp::Le) => self.map(NotLessInt, [b, a]),
-                (LaneKind::Int, CompareOp::Eq) => self.map(EqualInt, [a, b]),
-                (LaneKind::Int, CompareOp::Ne) => self.map(NotEqualInt, [a, b]),
-                (LaneKind::Int, CompareOp::Gt) => self.map(LessInt, [b, a]),
-                (LaneKind::Int, CompareOp::Ge) => self.map(NotLessInt, [a, b]),
-            }
-        }
-    }
-
-    /// # Safety
-    /// See [`Loop`].
-    pub unsafe fn select(self, condition: Input, a: Input, b: Input) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.map(Select, [condition, a, b]) }
     }
 
     /// Every lane becomes `value`.
@@ -423,21 +429,21 @@ impl Chained {
 }
 
 impl<S: Simd> Loop<S> {
-    /// Computes lanes, and reduces them if that is asked for.
+    /// Computes lanes and reduces them.
     ///
     /// # Safety
     /// See [`Loop`]; the strip's lanes and result can be written.
-    pub unsafe fn chained(self, chained: Chained, reduced: Option<(TileReduce, Strip)>) {
+    pub unsafe fn chained(self, chained: Chained, op: TileReduce, strip: Strip) {
         // SAFETY: passed on to the caller.
         unsafe {
             match chained {
-                Chained::Add(inputs) => self.mapped(Add, inputs, reduced),
-                Chained::Sub(inputs) => self.mapped(Sub, inputs, reduced),
-                Chained::Mul(inputs) => self.mapped(Mul, inputs, reduced),
-                Chained::MulAdd(inputs) => self.mapped(MulAdd, inputs, reduced),
-                Chained::MulMulAdd(inputs) => self.mapped(MulMulAdd, inputs, reduced),
-                Chained::SubMulMulAdd(inputs) => self.mapped(SubMulMulAdd, inputs, reduced),
-                Chained::ExpSub(inputs) => self.mapped(ExpSub, inputs, reduced),
+                Chained::Add(inputs) => self.mapped(Add, inputs, op, strip),
+                Chained::Sub(inputs) => self.mapped(Sub, inputs, op, strip),
+                Chained::Mul(inputs) => self.mapped(Mul, inputs, op, strip),
+                Chained::MulAdd(inputs) => self.mapped(MulAdd, inputs, op, strip),
+                Chained::MulMulAdd(inputs) => self.mapped(MulMulAdd, inputs, op, strip),
+                Chained::SubMulMulAdd(inputs) => self.mapped(SubMulMulAdd, inputs, op, strip),
+                Chained::ExpSub(inputs) => self.mapped(ExpSub, inputs, op, strip),
             }
         }
     }
@@ -446,15 +452,11 @@ impl<S: Simd> Loop<S> {
         self,
         function: F,
         inputs: [Input; N],
-        reduced: Option<(TileReduce, Strip)>,
+        op: TileReduce,
+        strip: Strip,
     ) {
-        let lanes = Map { function, inputs };
+        let made = Made { lanes: Map { function, inputs }, output: self.output };
         // SAFETY: passed on to the caller.
-        unsafe {
-            match reduced {
-                Some((op, strip)) => reduce_made(self.simd, op, Made { lanes, output: self.output }, strip),
-                None => self.make(lanes),
-            }
-        }
+        unsafe { reduce_made(self.simd, op, made, strip) }
     }
 }

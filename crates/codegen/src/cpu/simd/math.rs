@@ -10,7 +10,7 @@
 
 use std::f32::consts::LOG2_E;
 
-use super::lanes::Simd;
+use super::lanes::Arithmetic;
 
 /// Bound of `exp`, in ulp, where the result is normal; 0 below. With a fused multiply-add it is 0.9. It overflows to
 /// infinity from 88.7228394 on, as the exact one.
@@ -38,7 +38,7 @@ pub const GELU_EPSILONS: f64 = 3.0;
 
 /// Horner's rule; the constant term comes first.
 #[inline(always)]
-fn polynomial<S: Simd, const N: usize>(simd: S, x: S::Float, coefficients: [f32; N]) -> S::Float {
+fn polynomial<S: Arithmetic, const N: usize>(simd: S, x: S::Float, coefficients: [f32; N]) -> S::Float {
     let mut sum = simd.splat(coefficients[N - 1]);
     let mut k = N - 1;
     while k > 0 {
@@ -50,7 +50,7 @@ fn polynomial<S: Simd, const N: usize>(simd: S, x: S::Float, coefficients: [f32;
 
 /// `e^x = 2^n e^r`, with `n = round(x / ln 2)`, so that `|r| <= ln(2) / 2`.
 #[inline(always)]
-pub fn exp<S: Simd>(simd: S, x: S::Float) -> S::Float {
+pub fn exp<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
     // Below -126 ln 2 the result would be denormal and is 0: a denormal costs every instruction set a trap, and
     // half of the scores under a causal mask are `-inf`. Above 89 it is infinite. NaN passes.
     let vanishes = simd.less(x, simd.splat(-87.336_54));
@@ -68,7 +68,7 @@ pub fn exp<S: Simd>(simd: S, x: S::Float) -> S::Float {
 
 /// `2^y` to a relative error of 2 * 2^-24, 0 below -126; the exponential of everything that adds 1 to it.
 #[inline(always)]
-fn exp2_quick<S: Simd>(simd: S, y: S::Float) -> S::Float {
+fn exp2_quick<S: Arithmetic>(simd: S, y: S::Float) -> S::Float {
     let y = simd.clamp_exponent(y);
     // 2^f on [0, 1]; error 0.04. One coefficient less costs an error of 1.3, the same one wherever the fraction is the same, which
     // a mean over rows does not average out.
@@ -82,13 +82,13 @@ fn exp2_quick<S: Simd>(simd: S, y: S::Float) -> S::Float {
 
 /// `2^y` as `exp2_quick`, never a denormal.
 #[inline(always)]
-pub fn exp2<S: Simd>(simd: S, y: S::Float) -> S::Float {
+pub fn exp2<S: Arithmetic>(simd: S, y: S::Float) -> S::Float {
     simd.select(simd.less(y, simd.splat(-126.0)), simd.splat(0.0), exp2_quick(simd, y))
 }
 
 /// `log x = e ln 2 + log m`, with `m` in `[sqrt(1/2), sqrt 2)`.
 #[inline(always)]
-pub fn log<S: Simd>(simd: S, x: S::Float) -> S::Float {
+pub fn log<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
     let denormal = simd.less(x, simd.splat(f32::MIN_POSITIVE));
     let scaled = simd.select(denormal, simd.mul(x, simd.splat(8_388_608.0)), x);
     let shift = simd.select(denormal, simd.splat(-23.0), simd.splat(0.0));
@@ -126,14 +126,14 @@ pub fn log<S: Simd>(simd: S, x: S::Float) -> S::Float {
 }
 
 #[inline(always)]
-pub(super) fn sigmoid<S: Simd>(simd: S, x: S::Float) -> S::Float {
+pub(super) fn sigmoid<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
     let e = exp(simd, simd.neg(x));
     simd.reciprocal_from_one(simd.add(simd.splat(1.0), e))
 }
 
 /// `1 - 2 / (e^2a + 1)` for large `a = |x|`, a polynomial below, where the difference would cancel.
 #[inline(always)]
-pub(super) fn tanh<S: Simd>(simd: S, x: S::Float) -> S::Float {
+pub(super) fn tanh<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
     let a = simd.abs(x);
     let e = exp(simd, simd.add(a, a));
     let d = simd.reciprocal_from_one(simd.add(e, simd.splat(1.0)));
@@ -151,7 +151,7 @@ pub(super) fn tanh<S: Simd>(simd: S, x: S::Float) -> S::Float {
 
 /// `1 - erfc(a)` for large `a = |x|`, where the logarithm of `erfc` is close to a polynomial; another one below.
 #[inline(always)]
-pub(super) fn erf<S: Simd>(simd: S, x: S::Float) -> S::Float {
+pub(super) fn erf<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
     let a = simd.abs(x);
     let bounded = simd.lesser(simd.splat(4.0), a);
     // log2(erfc(a)) on [0.92, 4]; error 0.03. erfc(4) is a quarter of an ulp of 1.
@@ -173,17 +173,17 @@ pub(super) fn erf<S: Simd>(simd: S, x: S::Float) -> S::Float {
 }
 
 #[inline(always)]
-pub(super) fn rsqrt<S: Simd>(simd: S, x: S::Float) -> S::Float {
+pub(super) fn rsqrt<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
     simd.div(simd.splat(1.0), simd.sqrt(x))
 }
 
 #[inline(always)]
-pub(super) fn reciprocal<S: Simd>(simd: S, x: S::Float) -> S::Float {
+pub(super) fn reciprocal<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
     simd.div(simd.splat(1.0), x)
 }
 
 #[inline(always)]
-pub(super) fn silu<S: Simd>(simd: S, x: S::Float) -> S::Float {
+pub(super) fn silu<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
     // Where the exponent's rounding shows, the result is a small part of x: the quick exponential is good enough.
     let e = exp2_quick(simd, simd.mul(x, simd.splat(-LOG2_E)));
     simd.mul(x, simd.reciprocal_from_one(simd.add(simd.splat(1.0), e)))
@@ -191,7 +191,7 @@ pub(super) fn silu<S: Simd>(simd: S, x: S::Float) -> S::Float {
 
 /// `x / (1 + 2^-y)`, with `y = 2 log2(e) sqrt(2/pi) (x + 0.044715 x^3)`.
 #[inline(always)]
-pub(super) fn gelu_tanh<S: Simd>(simd: S, x: S::Float) -> S::Float {
+pub(super) fn gelu_tanh<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
     // -2 log2(e) sqrt(2/pi), and 0.044715 times it.
     const LINEAR: f32 = -2.302_208_2;
     const CUBIC: f32 = -0.102_943_24;
@@ -202,7 +202,7 @@ pub(super) fn gelu_tanh<S: Simd>(simd: S, x: S::Float) -> S::Float {
 
 /// `x P(N < x)` for a normal `N`. The smaller of the two tails is `2^p(|x|)`, the other one is 1 less that.
 #[inline(always)]
-pub(super) fn gelu_erf<S: Simd>(simd: S, x: S::Float) -> S::Float {
+pub(super) fn gelu_erf<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
     // log2(erfc(a / sqrt 2) / 2) on [0, 5.5]; error 0.09 times the tail, or times 1/256 where that is larger. It falls
     // on beyond 5.5, where the tail is under 2^-25.
     let power = polynomial(
@@ -228,7 +228,7 @@ pub(super) fn gelu_erf<S: Simd>(simd: S, x: S::Float) -> S::Float {
 }
 
 #[inline(always)]
-fn copy_sign<S: Simd>(simd: S, size: S::Float, sign: S::Float) -> S::Float {
+fn copy_sign<S: Arithmetic>(simd: S, size: S::Float, sign: S::Float) -> S::Float {
     let bit = simd.and(simd.bits(sign), simd.splat_int(i32::MIN));
     simd.reinterpret(simd.or(simd.bits(size), bit))
 }

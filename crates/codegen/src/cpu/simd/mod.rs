@@ -1,7 +1,8 @@
 //! Runs tile programs: all intrinsics of the CPU backend.
 //!
 //! - [`Isa`] is a proof that this CPU runs an instruction set. Everything here takes one.
-//! - [`run`] executes a [`TileProgram`](super::program::TileProgram) over a span of rows, [`finish`] adds up its column sums.
+//! - [`run`] executes a [`TileProgram`](super::program::TileProgram) over a span of rows, by machine code where [`compile`] made some and instruction by
+//!   instruction elsewhere; [`finish`] adds up its column sums.
 //! - [`amx`] is the tiles of matrix products; the kernels in `kernels/` use them and `lanes.rs`.
 //! - `lanes.rs` is the vector machine as a trait; `avx512.rs`, `avx2.rs`, `sse2.rs`, `neon.rs` and, for all others, `plain.rs` implement it.
 //!   Every loop and every function (`map.rs`, `math.rs`, `reduce.rs`, `philox.rs`, `format.rs`) is written once above it.
@@ -14,6 +15,7 @@ mod ahead;
 pub mod amx;
 mod bulk;
 mod check;
+mod compiled;
 mod finish;
 pub mod format;
 pub mod lanes;
@@ -40,20 +42,28 @@ mod neon;
 mod sse2;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 pub use bulk::{copy, narrow, widen};
+pub use compiled::{Compiled, compile, machine_code};
 pub use finish::finish;
 pub use launch::{Axis, BoundArg, Dim, Fault, Launch, MAX_LEADING};
+pub(super) use map::{Function, Visitor, visit};
+pub(super) use reduce::{Step, StepVisitor, tree, with_step};
 pub use run::run;
 pub use scratch::Scratch;
-pub(super) use scratch::{Sweep, rows_in_flight, sources, spread, sweeps};
+pub(super) use scratch::{Sweep, destination, rows_in_flight, sources, spread, sweeps};
 
+use crate::cpu::machine::{Target, Uncovered};
 use lanes::Simd;
 
 /// An instruction set that this CPU has. Only [`Isa::available`] and [`Isa::detect`] make one, after asking the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Isa(Proof);
+pub struct Isa {
+    proof: Proof,
+    /// Tile programs are interpreted, whether or not machine code can be made of them.
+    interprets: bool,
+}
 
 /// The variants hold the tokens that the vector methods take, so none exists without its detection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,20 +91,37 @@ impl Isa {
         let mut found = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            found.extend(avx512::Avx512::detect().map(|proof| Isa(Proof::Avx512(proof))));
-            found.extend(avx2::Avx2::detect().map(|proof| Isa(Proof::Avx2(proof))));
-            found.push(Isa(Proof::Sse2(sse2::Sse2)));
+            found.extend(avx512::Avx512::detect().map(Proof::Avx512));
+            found.extend(avx2::Avx2::detect().map(Proof::Avx2));
+            found.push(Proof::Sse2(sse2::Sse2));
         }
         #[cfg(target_arch = "aarch64")]
-        found.extend(neon::Neon::detect().map(|proof| Isa(Proof::Neon(proof))));
+        found.extend(neon::Neon::detect().map(Proof::Neon));
         #[cfg(not(target_arch = "x86_64"))]
-        found.push(Isa(Proof::Plain(plain::Plain)));
-        found
+        found.push(Proof::Plain(plain::Plain));
+        found.into_iter().map(|proof| Isa { proof, interprets: false }).collect()
+    }
+
+    /// The same, without machine code for tile programs.
+    pub fn interpreting(self) -> Isa {
+        Isa { interprets: true, ..self }
+    }
+
+    /// What machine code of tile programs is made for.
+    fn target(self) -> Result<Target, Uncovered> {
+        match self.proof {
+            _ if self.interprets => Err(Uncovered::Interpreter),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx512(_) if is_x86_feature_detected!("bmi2") => Ok(Target::Avx512),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx2(_) if is_x86_feature_detected!("bmi2") => Ok(Target::Avx2),
+            _ => Err(Uncovered::InstructionSet),
+        }
     }
 
     /// The name in reports.
     pub fn name(self) -> &'static str {
-        match self.0 {
+        match self.proof {
             #[cfg(target_arch = "x86_64")]
             Proof::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
@@ -111,14 +138,14 @@ impl Isa {
     /// Whether it is AVX-512, beside which AMX and VNNI may be.
     pub fn is_avx512(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return matches!(self.0, Proof::Avx512(_));
+        return matches!(self.proof, Proof::Avx512(_));
         #[cfg(not(target_arch = "x86_64"))]
         false
     }
 
     /// Runs `task` with the vector machine of this instruction set.
     pub fn dispatch<T: Task>(self, task: T) -> T::Output {
-        match self.0 {
+        match self.proof {
             #[cfg(target_arch = "x86_64")]
             Proof::Avx512(simd) => task.with(simd),
             #[cfg(target_arch = "x86_64")]

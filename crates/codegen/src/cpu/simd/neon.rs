@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use super::lanes::{Kernel, Simd, methods};
+use super::lanes::{Arithmetic, Kernel, Simd, methods};
 
 /// Proof that this CPU has NEON. Only `detect` makes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,9 +28,8 @@ macro_rules! register {
     };
 }
 
-impl Simd for Neon {
+impl Arithmetic for Neon {
     const WIDTH: usize = 4;
-    const REGISTERS: usize = 32;
     type Float = float32x4_t;
     type Int = int32x4_t;
     /// All bits of a true lane are set.
@@ -38,10 +37,6 @@ impl Simd for Neon {
     type Half = uint16x4_t;
     /// In the low 4 bytes.
     type Byte = uint8x8_t;
-
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
-        register!(enabled(self, kernel))
-    }
 
     methods! { register =>
         fn splat(self, x: f32) -> float32x4_t { vdupq_n_f32(x) }
@@ -60,7 +55,6 @@ impl Simd for Neon {
         fn upper(self, a: float32x4_t, half: usize) -> float32x4_t {
             if half == 2 { vextq_f32::<2>(a, a) } else { vextq_f32::<1>(a, a) }
         }
-        fn first_lane(self, a: float32x4_t) -> f32 { vgetq_lane_f32::<0>(a) }
 
         fn less(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t { vcltq_f32(a, b) }
         fn less_or_equal(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t { vcleq_f32(a, b) }
@@ -107,6 +101,18 @@ impl Simd for Neon {
         let lanes = [0i32, 1, 2, 3];
         // SAFETY: `lanes` holds 4 elements.
         unsafe { vld1q_s32(lanes.as_ptr()) }
+    }
+}
+
+impl Simd for Neon {
+    const REGISTERS: usize = 32;
+
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        register!(enabled(self, kernel))
+    }
+
+    methods! { register =>
+        fn first_lane(self, a: float32x4_t) -> f32 { vgetq_lane_f32::<0>(a) }
     }
 
     #[inline(always)]

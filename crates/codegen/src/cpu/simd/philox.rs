@@ -3,7 +3,7 @@
 //! Element `e` takes word `e % 4` of the block whose counter is `(low32(e / 4), high32(e / 4), 0, 0)` and whose key is
 //! `(seed, offset)`. It is kept if its word is at least the threshold. Blocks are computed a vector at a time.
 
-use super::lanes::{Kernel, Simd};
+use super::lanes::{Arithmetic, Kernel, Simd};
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -44,9 +44,10 @@ impl Kernel for Blocks {
         // Unsigned comparison by signed instructions: flip the sign bits.
         let flip = simd.splat_int(i32::MIN);
         let threshold = simd.xor(simd.splat_int(self.keep.threshold as i32), flip);
+        let key = self.keep.key.map(|word| simd.splat_int(word as i32));
         let mut done = 0;
         while done < self.elements {
-            let words = block_words(simd, self.keep.key, counters(simd, self.block + done as u64 / 4));
+            let words = block_words(simd, key, counters(simd, self.block + done as u64 / 4));
             let mut kept = [simd.splat(0.0); 4];
             for k in 0..4 {
                 let below = simd.less_int(simd.xor(words[k], flip), threshold);
@@ -72,20 +73,17 @@ fn counters<S: Simd>(simd: S, block: u64) -> [S::Int; 2] {
     [lows, highs]
 }
 
+/// The four words of each block: counters `counter`, then zeros.
 #[inline(always)]
-fn block_words<S: Simd>(simd: S, key: [u32; 2], counter: [S::Int; 2]) -> [S::Int; 4] {
+pub(in crate::cpu) fn block_words<S: Arithmetic>(simd: S, key: [S::Int; 2], counter: [S::Int; 2]) -> [S::Int; 4] {
     let mut words = [counter[0], counter[1], simd.splat_int(0), simd.splat_int(0)];
     let mut key = key;
     for _ in 0..ROUNDS {
         let (low_a, high_a) = simd.mul_wide(words[0], simd.splat_int(MULTIPLIERS[0] as i32));
         let (low_b, high_b) = simd.mul_wide(words[2], simd.splat_int(MULTIPLIERS[1] as i32));
-        words = [
-            simd.xor(simd.xor(high_b, words[1]), simd.splat_int(key[0] as i32)),
-            low_b,
-            simd.xor(simd.xor(high_a, words[3]), simd.splat_int(key[1] as i32)),
-            low_a,
-        ];
-        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+        words =
+            [simd.xor(simd.xor(high_b, words[1]), key[0]), low_b, simd.xor(simd.xor(high_a, words[3]), key[1]), low_a];
+        key = [0, 1].map(|word| simd.add_int(key[word], simd.splat_int(WEYL[word] as i32)));
     }
     words
 }

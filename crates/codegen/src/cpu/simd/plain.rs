@@ -2,7 +2,7 @@
 //!
 //! There is no fused multiply-add: without the instruction `f32::mul_add` is a library call of some 50 cycles.
 
-use super::lanes::{Kernel, Simd, methods};
+use super::lanes::{Arithmetic, Kernel, Simd, methods};
 
 /// Needs nothing of the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,25 +21,14 @@ macro_rules! each {
     }};
 }
 
-impl Simd for Plain {
+impl Arithmetic for Plain {
     const WIDTH: usize = WIDTH;
-    const REGISTERS: usize = 16;
     type Float = [f32; WIDTH];
     type Int = [i32; WIDTH];
     /// All bits of a true lane are set: arithmetic on bits becomes vectors, arrays of `bool` do not.
     type Mask = [u32; WIDTH];
     type Half = [u16; WIDTH];
     type Byte = [u8; WIDTH];
-
-    #[inline(never)]
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
-        kernel.run(self)
-    }
-
-    #[inline(always)]
-    fn first_lane(self, a: Self::Float) -> f32 {
-        a[0]
-    }
 
     methods! { each =>
         fn upper(self, a: Self::Float, half: usize) -> Self::Float { i => a[(i + half) % WIDTH] }
@@ -113,6 +102,20 @@ impl Simd for Plain {
         // Adding 1.5 * 2^23 leaves the whole number in the low bits.
         const MAGIC: f32 = 12_582_912.0;
         each!(i => (a[i] + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as i32)
+    }
+}
+
+impl Simd for Plain {
+    const REGISTERS: usize = 16;
+
+    #[inline(never)]
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
+
+    #[inline(always)]
+    fn first_lane(self, a: Self::Float) -> f32 {
+        a[0]
     }
 
     #[inline(always)]

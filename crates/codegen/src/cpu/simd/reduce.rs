@@ -5,7 +5,7 @@
 //! of one strip is reduced in registers.
 #![allow(clippy::needless_range_loop, reason = "`v` counts vectors and columns at once, and is unrolled away")]
 
-use super::lanes::{Kernel, Simd};
+use super::lanes::{Arithmetic, Kernel, Simd};
 use super::map::{Lanes, Made};
 use super::sweep::Input;
 use crate::cpu::program::{LANES, TileReduce};
@@ -117,12 +117,39 @@ pub(super) unsafe fn reduce_made<S: Simd>(simd: S, op: TileReduce, source: Made<
 }
 
 fn gather<S: Simd, L: Source>(simd: S, op: TileReduce, source: L, strip: Strip) {
+    with_step(op, Gathering { simd, source, strip });
+}
+
+struct Gathering<S, L> {
+    simd: S,
+    source: L,
+    strip: Strip,
+}
+
+impl<S: Simd, L: Source> StepVisitor for Gathering<S, L> {
+    type Output = ();
+
+    fn visit<T: Step>(self, step: T) {
+        self.simd.enter(Gather { step, source: self.source, strip: self.strip });
+    }
+}
+
+/// What is done with the step of a reduction.
+pub(in crate::cpu) trait StepVisitor {
+    /// What that gives.
+    type Output;
+    /// Does it.
+    fn visit<T: Step>(self, step: T) -> Self::Output;
+}
+
+/// Hands the step of a reduction to `visitor`; `ArgMax` has a loop of its own.
+pub(in crate::cpu) fn with_step<V: StepVisitor>(op: TileReduce, visitor: V) -> V::Output {
     match op {
-        TileReduce::Sum => simd.enter(Gather { step: Sum, source, strip }),
-        TileReduce::Dot => simd.enter(Gather { step: Dot, source, strip }),
-        TileReduce::Deviation => simd.enter(Gather { step: Deviation, source, strip }),
-        TileReduce::Max => simd.enter(Gather { step: Max, source, strip }),
-        TileReduce::AbsMax => simd.enter(Gather { step: AbsMax, source, strip }),
+        TileReduce::Sum => visitor.visit(Sum),
+        TileReduce::Dot => visitor.visit(Dot),
+        TileReduce::Deviation => visitor.visit(Deviation),
+        TileReduce::Max => visitor.visit(Max),
+        TileReduce::AbsMax => visitor.visit(AbsMax),
         TileReduce::ArgMax => unreachable!("has a loop of its own"),
     }
 }
@@ -137,13 +164,13 @@ pub(super) fn of_nothing(op: TileReduce) -> f32 {
 }
 
 /// A reduction, lane by lane.
-trait Step: Copy {
+pub(in crate::cpu) trait Step: Copy {
     /// What a lane starts with.
     const START: f32;
-    fn take<S: Simd>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float;
+    fn take<S: Arithmetic>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float;
     /// Two lanes become one: by addition, unless the reduction is no sum.
     #[inline(always)]
-    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
+    fn meet<S: Arithmetic>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
         simd.add(a, b)
     }
 }
@@ -154,7 +181,7 @@ struct Sum;
 impl Step for Sum {
     const START: f32 = 0.0;
     #[inline(always)]
-    fn take<S: Simd>(self, simd: S, sum: S::Float, a: S::Float, _: S::Float) -> S::Float {
+    fn take<S: Arithmetic>(self, simd: S, sum: S::Float, a: S::Float, _: S::Float) -> S::Float {
         simd.add(sum, a)
     }
 }
@@ -165,7 +192,7 @@ struct Dot;
 impl Step for Dot {
     const START: f32 = 0.0;
     #[inline(always)]
-    fn take<S: Simd>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float {
+    fn take<S: Arithmetic>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float {
         simd.mul_add(a, b, sum)
     }
 }
@@ -176,7 +203,7 @@ struct Deviation;
 impl Step for Deviation {
     const START: f32 = 0.0;
     #[inline(always)]
-    fn take<S: Simd>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float {
+    fn take<S: Arithmetic>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float {
         let centred = simd.sub(a, b);
         simd.mul_add(centred, centred, sum)
     }
@@ -188,11 +215,11 @@ struct Max;
 impl Step for Max {
     const START: f32 = f32::NEG_INFINITY;
     #[inline(always)]
-    fn take<S: Simd>(self, simd: S, best: S::Float, a: S::Float, _: S::Float) -> S::Float {
+    fn take<S: Arithmetic>(self, simd: S, best: S::Float, a: S::Float, _: S::Float) -> S::Float {
         simd.max(best, a)
     }
     #[inline(always)]
-    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
+    fn meet<S: Arithmetic>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
         simd.max(a, b)
     }
 }
@@ -203,11 +230,11 @@ struct AbsMax;
 impl Step for AbsMax {
     const START: f32 = 0.0;
     #[inline(always)]
-    fn take<S: Simd>(self, simd: S, best: S::Float, a: S::Float, _: S::Float) -> S::Float {
+    fn take<S: Arithmetic>(self, simd: S, best: S::Float, a: S::Float, _: S::Float) -> S::Float {
         simd.max(best, simd.abs(a))
     }
     #[inline(always)]
-    fn meet<S: Simd>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
+    fn meet<S: Arithmetic>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
         simd.max(a, b)
     }
 }
@@ -274,7 +301,7 @@ impl<T: Step, L: Source> Gather<T, L> {
                 }
             }
             if last {
-                let result = tree(simd, step, sums);
+                let result = simd.first_lane(tree(simd, step, &mut sums));
                 simd.store(into, simd.splat(result));
                 lane.write(result);
             } else {
@@ -286,9 +313,9 @@ impl<T: Step, L: Source> Gather<T, L> {
     }
 }
 
-/// The fixed tree over the first `LANES / WIDTH` vectors: whole vectors first, then the lanes of one.
+/// The fixed tree over `LANES / WIDTH` vectors: whole vectors first, then the lanes of one. The first lane is the result.
 #[inline(always)]
-fn tree<S: Simd, T: Step>(simd: S, step: T, mut sums: [S::Float; VECTORS]) -> f32 {
+pub(in crate::cpu) fn tree<S: Arithmetic, T: Step>(simd: S, step: T, sums: &mut [S::Float]) -> S::Float {
     let mut half = LANES / S::WIDTH / 2;
     while half > 0 {
         for v in 0..half {
@@ -302,7 +329,7 @@ fn tree<S: Simd, T: Step>(simd: S, step: T, mut sums: [S::Float; VECTORS]) -> f3
         sums[0] = step.meet(simd, sums[0], simd.upper(sums[0], half));
         half /= 2;
     }
-    simd.first_lane(sums[0])
+    sums[0]
 }
 
 struct GatherArgMax {

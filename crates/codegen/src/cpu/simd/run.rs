@@ -5,9 +5,10 @@ use std::ops::Range as Span;
 use deuteron_graph::Dtype;
 
 use super::ahead::Ahead;
+use super::compiled::run_code;
 use super::lanes::Simd;
 use super::launch::{Fault, Launch};
-use super::map::{Chained, Loop};
+use super::map::{Chained, Function, Loop, Visitor, visit};
 use super::philox::{self, Keep};
 use super::reduce::{Read, Strip, of_nothing, reduce};
 use super::scratch::{BLOCK, Places, Prepared, Scratch, Step};
@@ -46,6 +47,11 @@ pub unsafe fn run(
     assert_eq!(launch.axes.len(), usize::from(launch.program.axes), "axes of the launch");
     #[cfg(debug_assertions)]
     assert_eq!(&scratch.program, launch.program, "the scratch belongs to another program");
+    if let Some(compiled) = scratch.compiled.clone() {
+        assert_eq!(compiled.isa, isa, "instruction set of the machine code");
+        // SAFETY: passed on to the caller.
+        return unsafe { run_code(&compiled, launch, span, scratch, partials) };
+    }
     isa.dispatch(Run { launch, span, scratch, partials })
 }
 
@@ -73,9 +79,7 @@ impl Run<'_> {
     fn rows<S: Simd>(self, simd: S) -> Result<(), Fault> {
         let Run { launch, span, scratch, partials } = self;
         let flat = launch.program.flat;
-        for (cursor, arg) in scratch.cursors.iter_mut().zip(launch.args) {
-            cursor.seek(arg, if flat { 0 } else { span.start });
-        }
+        scratch.seek(launch, &span);
         let cols = if flat { span.len() } else { launch.program.cols };
         let (begin, end) = launch.window.unwrap_or((0, cols));
         let origin = if flat { span.start } else { 0 };
@@ -135,7 +139,12 @@ impl Run<'_> {
 
 /// Writes where each argument's rows are, for as many rows of `rows` as are in flight at once, and says how many; looks
 /// up the gathered ones. An index out of range is an error if it is in the first of them, else the rows end before it.
-fn locate(launch: &Launch<'_>, scratch: &mut Scratch, rows: Span<usize>, origin: usize) -> Result<usize, Fault> {
+pub(super) fn locate(
+    launch: &Launch<'_>,
+    scratch: &mut Scratch,
+    rows: Span<usize>,
+    origin: usize,
+) -> Result<usize, Fault> {
     let args = launch.args.len();
     let count = scratch.rows.min(rows.len());
     for flight in 0..count {
@@ -443,7 +452,7 @@ impl<S: Simd> Frame<'_, S> {
                     else {
                         unreachable!("only these are prepared with a reduction, got {:?}", step.inst)
                     };
-                    range.chained(chained, Some((op, self.reduced_strip(step, into, columns))));
+                    range.chained(chained, op, self.reduced_strip(step, into, columns));
                 }
                 (None, Inst::Load { arg, .. }) => {
                     let dtype = self.launch.program.args[usize::from(arg)].dtype;
@@ -466,29 +475,8 @@ impl<S: Simd> Frame<'_, S> {
             // SAFETY: passed on to the caller.
             Operands::Rows => unsafe { self.row_input(step, slot, source) },
         };
-        // SAFETY: passed on to the caller.
-        unsafe {
-            if let Some(chained) = Chained::of(step.inst, input) {
-                return range.chained(chained, None);
-            }
-            match step.inst {
-                Inst::Unary { op, a, .. } => range.unary(op, input(0, a)),
-                Inst::Binary { op, a, b, .. } => range.binary(op, input(0, a), input(1, b)),
-                Inst::Compare { op, kind, a, b, .. } => range.compare(op, kind, input(0, a), input(1, b)),
-                Inst::Select { cond, a, b, .. } => range.select(input(0, cond), input(1, a), input(2, b)),
-                Inst::MulAdd { .. }
-                | Inst::MulMulAdd { .. }
-                | Inst::SubMulMulAdd { .. }
-                | Inst::ExpSub { .. }
-                | Inst::Load { .. }
-                | Inst::ColumnIndex { .. }
-                | Inst::RowIndex { .. }
-                | Inst::Keep { .. }
-                | Inst::Reduce { .. }
-                | Inst::ColumnAdd { .. }
-                | Inst::Store { .. } => unreachable!("done by the callers, got {:?}", step.inst),
-            }
-        }
+        let done = visit(step.inst, Compute { range, input });
+        assert!(done.is_some(), "moves, indices and reductions are done by the callers, got {:?}", step.inst);
     }
 
     /// What a reduction into `into` over these columns needs.
@@ -617,5 +605,21 @@ impl<S: Simd> Frame<'_, S> {
             let to = Elements { base: self.element(arg, columns.first), dtype: spec.dtype, streaming };
             store(self.simd, columns.length, from, to);
         }
+    }
+}
+
+/// Runs a function over a range; `input` says where each operand is.
+struct Compute<S, I> {
+    range: Loop<S>,
+    input: I,
+}
+
+impl<S: Simd, I: Fn(usize, Src) -> Input> Visitor for Compute<S, I> {
+    type Output = ();
+
+    fn visit<F: Function<N>, const N: usize>(self, function: F, operands: [Src; N]) {
+        let inputs = std::array::from_fn(|slot| (self.input)(slot, operands[slot]));
+        // SAFETY: one is made only in `Frame::compute`, whose caller promises that the operands and the result cover the range.
+        unsafe { self.range.map(function, inputs) }
     }
 }

@@ -7,7 +7,8 @@ use deuteron_graph::{BinaryOp, Dtype};
 
 use super::ahead::Ahead;
 use super::check::check;
-use super::launch::Cursor;
+use super::compiled::Compiled;
+use super::launch::{Cursor, Launch};
 use super::lines::Lines;
 use super::philox::SLACK;
 use crate::cpu::program::{Access, Dst, Inst, LANES, Pass, STRIP, Src, TileProgram, TileReduce};
@@ -31,9 +32,16 @@ pub struct Scratch {
     pub(super) offsets: Vec<usize>,
     /// The same for the rows that come next.
     pub(super) next_offsets: Vec<usize>,
+    /// The program's machine code, which runs instead of its passes.
+    pub(super) compiled: Option<Compiled>,
+    /// For machine code: where each argument's row in flight is, then the same for those that come next.
+    pub(super) addresses: Vec<*mut u8>,
     #[cfg(debug_assertions)]
     pub(super) program: TileProgram,
 }
+
+// SAFETY: `addresses` are only numbers until code runs on them, and they are written anew before that.
+unsafe impl Send for Scratch {}
 
 /// One pass, ready to run.
 pub(super) struct Prepared {
@@ -87,20 +95,33 @@ impl Scratch {
     /// If the program is malformed: row work that is not scalar, strip work with a scalar destination, a place out of
     /// range, or a flat program with rows.
     pub fn for_program(program: &TileProgram) -> Scratch {
+        Scratch::of(program, rows_in_flight(program), None)
+    }
+
+    /// The same for a program that is run by its machine code.
+    ///
+    /// # Panics
+    /// As [`Scratch::for_program`].
+    pub fn with_code(program: &TileProgram, compiled: Compiled) -> Scratch {
+        Scratch::of(program, compiled_rows(program), Some(compiled))
+    }
+
+    fn of(program: &TileProgram, rows: usize, compiled: Option<Compiled>) -> Scratch {
         check(program);
         // Scalars are first, at their number; then constants and lanes, as they are met.
         let mut planner = Planner { next: usize::from(program.scalars) * BLOCK, constants: Vec::new() };
         let passes: Vec<Prepared> = program.passes.iter().map(|pass| planner.prepare(program, pass)).collect();
-        let kept_row = program.cols.next_multiple_of(LANES);
-        let rows = rows_in_flight(program);
+        let kept_row = kept_row(program);
         let (first_small, small) = (usize::from(program.scalars) * BLOCK, planner.next);
         let tiles = first_small + rows * small;
         // Rows of one strip each have tiles of their own, so that one instruction does all rows in flight.
         let together = rows > 1 && program.cols <= STRIP;
         let tile = if together { kept_row } else { STRIP };
-        let all_tiles = usize::from(program.tiles) * tile;
+        // Code has its tiles and its random numbers in registers.
+        let interprets = usize::from(compiled.is_none());
+        let all_tiles = interprets * usize::from(program.tiles) * tile;
         let random = tiles + all_tiles * if together { rows } else { 1 };
-        let kept = random + (STRIP + SLACK).next_multiple_of(BLOCK);
+        let kept = random + interprets * (STRIP + SLACK).next_multiple_of(BLOCK);
         let kept_rows = usize::from(program.kept) * kept_row;
         let elements = kept + rows * kept_rows;
         let mut memory = Lines::new(elements);
@@ -130,10 +151,31 @@ impl Scratch {
             rows,
             offsets: vec![0; rows * program.args.len()],
             next_offsets: vec![0; rows * program.args.len()],
+            addresses: vec![std::ptr::null_mut(); 2 * rows * program.args.len()],
+            compiled,
             #[cfg(debug_assertions)]
             program: program.clone(),
         }
     }
+}
+
+impl Scratch {
+    /// Goes to the first row of a span.
+    pub(super) fn seek(&mut self, launch: &Launch<'_>, span: &std::ops::Range<usize>) {
+        for (cursor, arg) in self.cursors.iter_mut().zip(launch.args) {
+            cursor.seek(arg, if launch.program.flat { 0 } else { span.start });
+        }
+    }
+}
+
+/// Elements of a kept row.
+pub(super) fn kept_row(program: &TileProgram) -> usize {
+    program.cols.next_multiple_of(LANES)
+}
+
+/// Rows that machine code is called for at once: a call takes as long as a few vectors, so short rows share one.
+pub(super) fn compiled_rows(program: &TileProgram) -> usize {
+    if program.flat { 1 } else { (ROWS_ELEMENTS / program.cols.max(1)).clamp(1, MOST_ROWS) }
 }
 
 /// A reduction ends in a chain of dependent instructions of some 100 cycles, and the next pass waits for it; another row

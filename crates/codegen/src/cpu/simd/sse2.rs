@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::{Kernel, Simd, elements, methods};
+use super::lanes::{Arithmetic, Kernel, Simd, elements, methods};
 
 /// Needs nothing that this architecture could be without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,9 +18,8 @@ macro_rules! register {
     };
 }
 
-impl Simd for Sse2 {
+impl Arithmetic for Sse2 {
     const WIDTH: usize = 4;
-    const REGISTERS: usize = 16;
     type Float = __m128;
     type Int = __m128i;
     /// All bits of a true lane are set.
@@ -29,11 +28,6 @@ impl Simd for Sse2 {
     type Half = __m128i;
     /// In the low 4 bytes.
     type Byte = __m128i;
-
-    #[inline(never)]
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
-        kernel.run(self)
-    }
 
     methods! { register =>
         fn splat(self, x: f32) -> __m128 { _mm_set1_ps(x) }
@@ -48,7 +42,6 @@ impl Simd for Sse2 {
         fn upper(self, a: __m128, half: usize) -> __m128 {
             if half == 2 { _mm_movehl_ps(a, a) } else { _mm_shuffle_ps::<0b01_01_01_01>(a, a) }
         }
-        fn first_lane(self, a: __m128) -> f32 { _mm_cvtss_f32(a) }
 
         fn less(self, a: __m128, b: __m128) -> __m128 { _mm_cmplt_ps(a, b) }
         fn less_or_equal(self, a: __m128, b: __m128) -> __m128 { _mm_cmple_ps(a, b) }
@@ -84,9 +77,6 @@ impl Simd for Sse2 {
         fn to_float(self, a: __m128i) -> __m128 { _mm_cvtepi32_ps(a) }
 
         fn zero_extend(self, a: __m128i) -> __m128i { _mm_unpacklo_epi16(a, _mm_setzero_si128()) }
-        fn fence(self) { _mm_sfence() }
-        fn prefetch(self, address: *const u8) { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
-        fn prefetch_to_write(self, address: *const u8) { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) }
     }
 
     #[inline(always)]
@@ -138,6 +128,22 @@ impl Simd for Sse2 {
         let low = self.and(a, self.splat_int(0xff));
         let half = register!(_mm_packs_epi32(low, low));
         register!(_mm_packus_epi16(half, half))
+    }
+}
+
+impl Simd for Sse2 {
+    const REGISTERS: usize = 16;
+
+    #[inline(never)]
+    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
+
+    methods! { register =>
+        fn first_lane(self, a: __m128) -> f32 { _mm_cvtss_f32(a) }
+        fn fence(self) { _mm_sfence() }
+        fn prefetch(self, address: *const u8) { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        fn prefetch_to_write(self, address: *const u8) { _mm_prefetch::<_MM_HINT_ET0>(address.cast()) }
     }
 
     methods! { elements =>

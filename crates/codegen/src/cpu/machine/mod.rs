@@ -1,0 +1,186 @@
+//! Machine code of tile programs on x86-64, made when a kernel is loaded.
+//!
+//! A [`TileProgram`] is compiled as it stands, so that emitter, listing and cost model stay one path with the interpreter
+//! ([`simd`](super::simd)), which runs whatever has no code. What differs is where values live: the interpreter runs one instruction
+//! over a strip before the next one, through tiles in L1; here one vector goes through the whole strip work of a pass in registers.
+//!
+//! | file | does |
+//! |---|---|
+//! | `values.rs` | records operations on lanes: the functions of `simd/math.rs`, `format.rs`, `reduce.rs` and `philox.rs`, written once |
+//! | `lower.rs` | instructions of a program to such operations |
+//! | `vectors.rs` | operations to instructions, values to registers |
+//! | `pass.rs` | the loops over rows and columns, row work, random numbers, prefetches |
+//! | `frame.rs` | what is where: the context, general registers, the stack |
+//! | `encode.rs` | bytes of instructions, and their listing |
+//! | `memory.rs` | pages that are written, then run, never both |
+//!
+//! Results have the bits of the interpreter of the same instruction set, but for the payload of a NaN.
+
+mod encode;
+mod frame;
+mod lower;
+mod memory;
+mod pass;
+#[cfg(test)]
+mod tests;
+mod values;
+mod vectors;
+
+use encode::{Arithmetic, Assembler};
+pub use frame::Context;
+use frame::{CALLER, CONTEXT, Frame, MOST_KEEPS};
+use memory::Executable;
+use pass::Passes;
+pub use vectors::Target;
+
+use crate::cpu::program::{Inst, LANES, TileProgram, TileReduce};
+
+/// Why a program has no machine code: the interpreter runs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Uncovered {
+    /// the interpreter was asked for
+    #[error("the interpreter was asked for")]
+    Interpreter,
+    /// no code is generated for this CPU
+    #[error("no code is generated for this instruction set")]
+    InstructionSet,
+    /// rows without columns
+    #[error("rows without columns")]
+    NoColumns,
+    /// the column of a largest element
+    #[error("the column of the largest element is searched by the interpreter")]
+    ArgMax,
+    /// too many sets of random numbers
+    #[error("more than {MOST_KEEPS} sets of random numbers in a pass")]
+    RandomNumbers,
+    /// too many truth values
+    #[error("more truth values at once than there are mask registers")]
+    TruthValues,
+    /// too many values
+    #[error("values at once take more than {MOST_STACK} bytes of the stack")]
+    Stack,
+    /// too long rows
+    #[error("kept rows or column sums of more than {MOST_BYTES} bytes")]
+    Long,
+    /// the system gives no memory for code
+    #[error("the system gives no memory that code may run from")]
+    Memory,
+}
+
+/// Bytes of a frame on the stack, at most: a page, behind which a guard stands.
+const MOST_STACK: usize = 4096;
+
+/// Bytes of kept rows of a row, and of column sums, at most: instructions count to them with 31 bits.
+const MOST_BYTES: usize = 1 << 30;
+
+/// Bytes between what the interpreter's scratch memory keeps, which code shares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Places {
+    /// Elements of one kept row.
+    pub kept_row: usize,
+    /// Elements of all kept rows of one row in flight.
+    pub kept_rows: usize,
+    /// Rows in flight, at most.
+    pub rows: usize,
+}
+
+/// Machine code of a program.
+#[derive(Debug)]
+pub struct Code {
+    executable: Executable,
+}
+
+impl Code {
+    /// Compiles a program; `streams` says for each argument whether it is written past the caches.
+    pub fn compile(target: Target, program: &TileProgram, places: Places, streams: &[bool]) -> Result<Code, Uncovered> {
+        let (bytes, _) = assemble(target, program, places, streams, false)?;
+        let executable = Executable::new(&bytes).map_err(|_| Uncovered::Memory)?;
+        Ok(Code { executable })
+    }
+
+    /// Runs the program on some rows.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set that the code was compiled for, and the context is one of a launch of this program: each
+    /// address, scalar, kept row and column sum that the program names is there, for all rows of the context and the columns from
+    /// `begin` to `end`.
+    pub unsafe fn run(&self, context: &Context) {
+        // SAFETY: `assemble` makes such a function; the rest is passed on to the caller.
+        unsafe { self.executable.run(context) }
+    }
+}
+
+/// The lines of a program's machine code.
+pub fn listing(
+    target: Target,
+    program: &TileProgram,
+    places: Places,
+    streams: &[bool],
+) -> Result<Vec<String>, Uncovered> {
+    Ok(assemble(target, program, places, streams, true)?.1)
+}
+
+fn covered(program: &TileProgram) -> Result<(), Uncovered> {
+    if !program.flat && program.cols == 0 {
+        return Err(Uncovered::NoColumns);
+    }
+    for pass in &program.passes {
+        let is_arg_max = |inst: &Inst| matches!(inst, Inst::Reduce { op: TileReduce::ArgMax, .. });
+        if pass.strip.iter().any(is_arg_max) {
+            return Err(Uncovered::ArgMax);
+        }
+        if pass.strip.iter().filter(|inst| matches!(inst, Inst::Keep { .. })).count() > MOST_KEEPS {
+            return Err(Uncovered::RandomNumbers);
+        }
+    }
+    Ok(())
+}
+
+fn assemble(
+    target: Target,
+    program: &TileProgram,
+    places: Places,
+    streams: &[bool],
+    lists: bool,
+) -> Result<(Vec<u8>, Vec<String>), Uncovered> {
+    covered(program)?;
+    let sums: usize = program.partials.iter().map(|partial| partial.width).sum();
+    if 4 * places.kept_rows.max(sums) > MOST_BYTES {
+        return Err(Uncovered::Long);
+    }
+    let mut assembler = Assembler::new(target.is_avx512(), lists);
+    let saved = [encode::RBX, encode::RBP, encode::R12, encode::R13, encode::R14, encode::R15];
+    saved.iter().for_each(|&register| assembler.push(register));
+    assembler.copy(encode::RAX, encode::RSP);
+    let stack_at = assembler.take_stack();
+    assembler.compute_number(Arithmetic::And, encode::RSP, -64);
+    assembler.store(CALLER.memory(), encode::RAX);
+    assembler.copy(CONTEXT, encode::RDI);
+    let frame = Frame {
+        vectors: LANES / target.width(),
+        dtypes: program.args.iter().map(|spec| spec.dtype).collect(),
+        streams: streams.to_vec(),
+        kept_row: 4 * places.kept_row,
+        kept_rows: 4 * places.kept_rows,
+        pointers: Vec::new(),
+        reductions: 0,
+        width: target.width(),
+        next_rows: (8 * places.rows * program.args.len()) as i32,
+        bytes: 0,
+    };
+    let mut passes =
+        Passes { assembler: &mut assembler, target, program, stack: frame.start_of_spills() as usize, frame };
+    for number in 0..program.passes.len() {
+        passes.pass(number).map_err(|_| Uncovered::TruthValues)?;
+    }
+    let stack = passes.stack;
+    if stack > MOST_STACK {
+        return Err(Uncovered::Stack);
+    }
+    assembler.patch_stack(stack_at, stack);
+    assembler.zero_upper();
+    assembler.load(encode::RSP, CALLER.memory());
+    saved.iter().rev().for_each(|&register| assembler.pop(register));
+    assembler.leave();
+    Ok(assembler.finish())
+}

@@ -1,0 +1,343 @@
+//! Straight-line code on lanes: what one vector of columns goes through, each result a value that is made once.
+//!
+//! The mathematics is not written here. [`Recorder512`] and [`Recorder256`] are instruction sets like those that execute
+//! ([`Arithmetic`]), but for each operation they note down what an instruction set would do.
+
+use std::cell::RefCell;
+
+use crate::cpu::simd::lanes::Arithmetic;
+
+/// A value: the position of its operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Value(pub u32);
+
+impl Value {
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Two operands to one result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Two {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    /// `a` where it is the smaller one, else `b`
+    Lesser,
+    Greater,
+    /// `a * 2^floor(b)`
+    Scale,
+    AddInt,
+    SubInt,
+    And,
+    Or,
+    Xor,
+    /// 64-bit products of the even lanes
+    MulEven,
+    /// Even lanes of the first, odd lanes of the second.
+    EvenOdd,
+}
+
+impl Two {
+    pub fn commutes(self) -> bool {
+        matches!(self, Two::Add | Two::Mul | Two::AddInt | Two::And | Two::Or | Two::Xor | Two::MulEven)
+    }
+}
+
+/// One operand to one result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum One {
+    Sqrt,
+    Round,
+    Floor,
+    /// What is above `floor`.
+    Fraction,
+    /// An estimate of the reciprocal, to 14 bits.
+    Estimate,
+    ToInt,
+    ToFloat,
+    ShiftLeft(u8),
+    ShiftRight(u8),
+    ShiftRightSigned(u8),
+    /// Each odd lane goes to the even one before it; the odd lanes are anything.
+    OddToEven,
+    /// Each even lane goes to the odd one behind it; the even lanes are anything.
+    EvenToOdd,
+    /// Lane `i + half` to lane `i`.
+    Upper(u8),
+    ZeroExtend,
+    SignExtend,
+    Truncate,
+    TruncateByte,
+    WidenHalf,
+    NarrowHalf,
+}
+
+/// What a comparison asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    Less,
+    LessOrEqual,
+    Equal,
+    LessInt,
+    EqualInt,
+}
+
+/// An operation. Effects are operations that make no value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// The bits of all lanes.
+    Const(u32),
+    /// 0, 1, 2, ...
+    CountUp,
+    /// A scalar of the row, in all lanes.
+    Scalar(u16),
+    /// A scalar of all rows in flight, a lane each.
+    Lanes(u16),
+    /// Elements of an argument as they are stored.
+    Load(u16),
+    /// Lanes of a kept row.
+    Kept(u16),
+    /// Lanes of a column sum, whose elements start so many behind the first sum's.
+    Partial(u32),
+    /// The first column of the vector, in all lanes.
+    Column,
+    /// Whether random numbers keep an element, as 1 or 0.
+    Keep(u16),
+    /// The low (0) or high (1) half of the number of a block of random words, in all lanes.
+    Block(u8),
+    /// The lanes that a reduction gathers from this vector.
+    Gathered(u16),
+    /// The lanes that it gathers from the vector of this number.
+    GatheredFrom(u16, u8),
+    Two(Two, Value, Value),
+    One(One, Value),
+    /// `a * b + c`
+    MulAdd(Value, Value, Value),
+    /// `c - a * b`
+    NegMulAdd(Value, Value, Value),
+    /// A truth value for each lane.
+    Compare(Question, Value, Value),
+    /// `mask ? yes : no`
+    Select(Value, Value, Value),
+    /// Effect: elements of an argument, as they are stored.
+    Store(u16, Value),
+    /// Effect: lanes of a kept row.
+    Keeping(u16, Value),
+    /// Effect: lanes of a column sum.
+    AddColumn(u32, Value),
+    /// Effect: the lanes that a reduction gathers.
+    Gather(u16, Value),
+    /// Effect: a scalar of all rows in flight.
+    SetLanes(u16, Value),
+    /// Effect: lane 0 is a scalar of this row.
+    SetScalar(u16, Value),
+    /// Effect: a truth value for one word of each block of random words.
+    Dropped(u8, Value),
+}
+
+impl Op {
+    /// What it reads.
+    pub fn operands(self) -> impl Iterator<Item = Value> {
+        let operands = match self {
+            Op::Two(_, a, b) | Op::Compare(_, a, b) => [Some(a), Some(b), None],
+            Op::MulAdd(a, b, c) | Op::NegMulAdd(a, b, c) | Op::Select(a, b, c) => [Some(a), Some(b), Some(c)],
+            Op::One(_, a) => [Some(a), None, None],
+            Op::Store(_, a) | Op::Keeping(_, a) | Op::AddColumn(_, a) | Op::Gather(_, a) => [Some(a), None, None],
+            Op::SetLanes(_, a) | Op::SetScalar(_, a) | Op::Dropped(_, a) => [Some(a), None, None],
+            _ => [None; 3],
+        };
+        operands.into_iter().flatten()
+    }
+
+    /// Makes no value.
+    pub fn is_effect(self) -> bool {
+        matches!(
+            self,
+            Op::Store(..)
+                | Op::Keeping(..)
+                | Op::AddColumn(..)
+                | Op::Gather(..)
+                | Op::SetLanes(..)
+                | Op::SetScalar(..)
+                | Op::Dropped(..)
+        )
+    }
+
+    /// The same again at any time, without a register in between.
+    pub fn is_leaf(self) -> bool {
+        matches!(self, Op::Const(_) | Op::CountUp | Op::Scalar(_))
+    }
+
+    fn touches_memory(self) -> bool {
+        self.is_effect() || matches!(self, Op::Load(_) | Op::Kept(_) | Op::Partial(_) | Op::Gathered(_) | Op::Lanes(_))
+    }
+}
+
+/// Operations in order.
+#[derive(Debug, Default)]
+pub struct Code {
+    ops: RefCell<Vec<Op>>,
+}
+
+impl Code {
+    /// Notes an operation; one that was noted before is the same value again.
+    pub fn push(&self, op: Op) -> Value {
+        let mut ops = self.ops.borrow_mut();
+        let known = match op.touches_memory() {
+            true => None,
+            false => ops.iter().position(|&known| known == op),
+        };
+        Value(known.unwrap_or_else(|| {
+            ops.push(op);
+            ops.len() - 1
+        }) as u32)
+    }
+
+    /// What was noted, without values that nobody reads.
+    pub fn finish(self) -> Vec<Op> {
+        let ops = self.ops.into_inner();
+        let mut is_read = vec![false; ops.len()];
+        for (at, op) in ops.iter().enumerate().rev() {
+            if op.is_effect() || is_read[at] {
+                op.operands().for_each(|operand| is_read[operand.index()] = true);
+            }
+        }
+        let mut renamed = vec![Value(0); ops.len()];
+        let mut kept = Vec::with_capacity(ops.len());
+        for (at, op) in ops.into_iter().enumerate() {
+            if op.is_effect() || is_read[at] {
+                renamed[at] = Value(kept.len() as u32);
+                kept.push(rename(op, &renamed));
+            }
+        }
+        kept
+    }
+}
+
+fn rename(op: Op, to: &[Value]) -> Op {
+    let to = |value: Value| to[value.index()];
+    match op {
+        Op::Two(what, a, b) => Op::Two(what, to(a), to(b)),
+        Op::One(what, a) => Op::One(what, to(a)),
+        Op::MulAdd(a, b, c) => Op::MulAdd(to(a), to(b), to(c)),
+        Op::NegMulAdd(a, b, c) => Op::NegMulAdd(to(a), to(b), to(c)),
+        Op::Compare(what, a, b) => Op::Compare(what, to(a), to(b)),
+        Op::Select(mask, a, b) => Op::Select(to(mask), to(a), to(b)),
+        Op::Store(arg, a) => Op::Store(arg, to(a)),
+        Op::Keeping(row, a) => Op::Keeping(row, to(a)),
+        Op::AddColumn(at, a) => Op::AddColumn(at, to(a)),
+        Op::Gather(into, a) => Op::Gather(into, to(a)),
+        Op::SetLanes(scalar, a) => Op::SetLanes(scalar, to(a)),
+        Op::SetScalar(scalar, a) => Op::SetScalar(scalar, to(a)),
+        Op::Dropped(word, a) => Op::Dropped(word, to(a)),
+        leaf => leaf,
+    }
+}
+
+/// AVX-512, noted down.
+#[derive(Debug, Clone, Copy)]
+pub struct Recorder512<'a>(pub &'a Code);
+
+/// AVX2, noted down.
+#[derive(Debug, Clone, Copy)]
+pub struct Recorder256<'a>(pub &'a Code);
+
+/// What both instruction sets do in the same way; then what the first one has instructions for.
+macro_rules! recorder {
+    ($recorder:ident, $width:literal, { $($more:tt)* }) => {
+        impl $recorder<'_> {
+            fn one(self, what: One, a: Value) -> Value {
+                self.0.push(Op::One(what, a))
+            }
+
+            fn two(self, what: Two, a: Value, b: Value) -> Value {
+                self.0.push(Op::Two(what, a, b))
+            }
+
+            fn compare(self, what: Question, a: Value, b: Value) -> Value {
+                self.0.push(Op::Compare(what, a, b))
+            }
+        }
+
+        impl Arithmetic for $recorder<'_> {
+            const WIDTH: usize = $width;
+            type Float = Value;
+            type Int = Value;
+            type Mask = Value;
+            type Half = Value;
+            type Byte = Value;
+
+            fn splat(self, x: f32) -> Value { self.0.push(Op::Const(x.to_bits())) }
+            fn add(self, a: Value, b: Value) -> Value { self.two(Two::Add, a, b) }
+            fn sub(self, a: Value, b: Value) -> Value { self.two(Two::Sub, a, b) }
+            fn mul(self, a: Value, b: Value) -> Value { self.two(Two::Mul, a, b) }
+            fn div(self, a: Value, b: Value) -> Value { self.two(Two::Div, a, b) }
+            fn sqrt(self, a: Value) -> Value { self.one(One::Sqrt, a) }
+            fn mul_add(self, a: Value, b: Value, c: Value) -> Value { self.0.push(Op::MulAdd(a, b, c)) }
+            fn neg_mul_add(self, a: Value, b: Value, c: Value) -> Value { self.0.push(Op::NegMulAdd(a, b, c)) }
+            fn lesser(self, a: Value, b: Value) -> Value { self.two(Two::Lesser, a, b) }
+            fn greater(self, a: Value, b: Value) -> Value { self.two(Two::Greater, a, b) }
+            fn round(self, a: Value) -> Value { self.one(One::Round, a) }
+            fn floor(self, a: Value) -> Value { self.one(One::Floor, a) }
+            fn less(self, a: Value, b: Value) -> Value { self.compare(Question::Less, a, b) }
+            fn less_or_equal(self, a: Value, b: Value) -> Value { self.compare(Question::LessOrEqual, a, b) }
+            fn equal(self, a: Value, b: Value) -> Value { self.compare(Question::Equal, a, b) }
+            fn select(self, mask: Value, yes: Value, no: Value) -> Value { self.0.push(Op::Select(mask, yes, no)) }
+            fn upper(self, a: Value, half: usize) -> Value { self.one(One::Upper(half as u8), a) }
+            fn splat_int(self, x: i32) -> Value { self.0.push(Op::Const(x as u32)) }
+            fn count_up(self) -> Value { self.0.push(Op::CountUp) }
+            fn bits(self, a: Value) -> Value { a }
+            fn reinterpret(self, a: Value) -> Value { a }
+            fn add_int(self, a: Value, b: Value) -> Value { self.two(Two::AddInt, a, b) }
+            fn sub_int(self, a: Value, b: Value) -> Value { self.two(Two::SubInt, a, b) }
+            fn and(self, a: Value, b: Value) -> Value { self.two(Two::And, a, b) }
+            fn or(self, a: Value, b: Value) -> Value { self.two(Two::Or, a, b) }
+            fn xor(self, a: Value, b: Value) -> Value { self.two(Two::Xor, a, b) }
+            fn shift_left<const N: u32>(self, a: Value) -> Value { self.one(One::ShiftLeft(N as u8), a) }
+            fn shift_right<const N: u32>(self, a: Value) -> Value { self.one(One::ShiftRight(N as u8), a) }
+            fn shift_right_signed<const N: u32>(self, a: Value) -> Value { self.one(One::ShiftRightSigned(N as u8), a) }
+            fn less_int(self, a: Value, b: Value) -> Value { self.compare(Question::LessInt, a, b) }
+            fn equal_int(self, a: Value, b: Value) -> Value { self.compare(Question::EqualInt, a, b) }
+            fn mul_wide(self, a: Value, b: Value) -> (Value, Value) {
+                let even = self.two(Two::MulEven, a, b);
+                let odd = self.two(Two::MulEven, self.one(One::OddToEven, a), self.one(One::OddToEven, b));
+                let low = self.two(Two::EvenOdd, even, self.one(One::EvenToOdd, odd));
+                (low, self.two(Two::EvenOdd, self.one(One::OddToEven, even), odd))
+            }
+            fn to_int(self, a: Value) -> Value { self.one(One::ToInt, a) }
+            fn to_float(self, a: Value) -> Value { self.one(One::ToFloat, a) }
+            fn zero_extend(self, a: Value) -> Value { self.one(One::ZeroExtend, a) }
+            fn truncate(self, a: Value) -> Value { self.one(One::Truncate, a) }
+            fn sign_extend(self, a: Value) -> Value { self.one(One::SignExtend, a) }
+            fn truncate_to_byte(self, a: Value) -> Value { self.one(One::TruncateByte, a) }
+            fn widen_f16(self, a: Value) -> Value { self.one(One::WidenHalf, a) }
+            fn narrow_f16(self, a: Value) -> Value { self.one(One::NarrowHalf, a) }
+            $($more)*
+        }
+    };
+}
+
+recorder!(Recorder256, 8, {});
+recorder!(Recorder512, 16, {
+    fn reciprocal_from_one(self, d: Value) -> Value {
+        let estimate = self.one(One::Estimate, d);
+        let error = self.neg_mul_add(d, estimate, self.splat(1.0));
+        let finite = self.less(d, self.splat(f32::INFINITY));
+        self.select(finite, self.mul_add(estimate, error, estimate), estimate)
+    }
+    fn scale(self, p: Value, n: Value) -> Value {
+        self.two(Two::Scale, p, n)
+    }
+    fn fraction(self, y: Value) -> Value {
+        self.one(One::Fraction, y)
+    }
+    fn scale_by_floor(self, p: Value, y: Value) -> Value {
+        self.two(Two::Scale, p, y)
+    }
+    fn clamp_exponent(self, y: Value) -> Value {
+        y
+    }
+});

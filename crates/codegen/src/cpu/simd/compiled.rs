@@ -1,0 +1,135 @@
+//! Runs the machine code of a program over rows.
+
+use std::ops::Range as Span;
+use std::sync::Arc;
+
+use super::launch::{BoundArg, Fault, Launch};
+use super::run::locate;
+use super::scratch::{Scratch, compiled_rows, kept_row};
+use super::{Isa, Task, lanes::Simd};
+use crate::cpu::machine::{Code, Context, Places, Uncovered, listing};
+use crate::cpu::program::TileProgram;
+
+/// Machine code of a program, and the instruction set that it is for.
+#[derive(Debug, Clone)]
+pub struct Compiled {
+    pub(super) isa: Isa,
+    pub(super) code: Arc<Code>,
+}
+
+/// Makes machine code of a program for arguments that stream as these do.
+///
+/// # Errors
+/// Why there is none: the interpreter runs the program.
+pub fn compile(isa: Isa, program: &TileProgram, args: &[BoundArg]) -> Result<Compiled, Uncovered> {
+    let code = Code::compile(isa.target()?, program, places(program), &streams(program, args))?;
+    Ok(Compiled { isa, code: Arc::new(code) })
+}
+
+/// The lines of that code.
+///
+/// # Errors
+/// As [`compile`].
+pub fn machine_code(isa: Isa, program: &TileProgram, args: &[BoundArg]) -> Result<Vec<String>, Uncovered> {
+    listing(isa.target()?, program, places(program), &streams(program, args))
+}
+
+fn places(program: &TileProgram) -> Places {
+    let kept_row = kept_row(program);
+    Places { kept_row, kept_rows: usize::from(program.kept) * kept_row, rows: compiled_rows(program) }
+}
+
+fn streams(program: &TileProgram, args: &[BoundArg]) -> Vec<bool> {
+    program.args.iter().zip(args).map(|(spec, arg)| spec.written && arg.streaming).collect()
+}
+
+/// As [`run`](super::run()), by the machine code of the scratch memory.
+///
+/// # Safety
+/// That of [`run`](super::run()).
+pub(super) unsafe fn run_code(
+    compiled: &Compiled,
+    launch: &Launch<'_>,
+    span: Span<usize>,
+    scratch: &mut Scratch,
+    partials: &mut [f32],
+) -> Result<(), Fault> {
+    let result = match span.is_empty() {
+        true => Ok(()),
+        // SAFETY: passed on to the caller.
+        false => unsafe { rows(&compiled.code, launch, span, scratch, partials) },
+    };
+    if launch.args.iter().any(|arg| arg.streaming) {
+        compiled.isa.dispatch(Fence);
+    }
+    result
+}
+
+struct Fence;
+
+impl Task for Fence {
+    type Output = ();
+
+    fn with<S: Simd>(self, simd: S) {
+        simd.fence();
+    }
+}
+
+unsafe fn rows(
+    code: &Code,
+    launch: &Launch<'_>,
+    span: Span<usize>,
+    scratch: &mut Scratch,
+    partials: &mut [f32],
+) -> Result<(), Fault> {
+    let flat = launch.program.flat;
+    scratch.seek(launch, &span);
+    let cols = if flat { span.len() } else { launch.program.cols };
+    let (begin, end) = launch.window.unwrap_or((0, cols));
+    assert!(begin.is_multiple_of(4), "a window starts with a block of random words, got column {begin}");
+    let origin = if flat { span.start } else { 0 };
+    let rows = if flat { 0..1 } else { span };
+    let mut row = rows.start;
+    let mut here = locate(launch, scratch, row..rows.end, origin);
+    loop {
+        let count = here?;
+        std::mem::swap(&mut scratch.offsets, &mut scratch.next_offsets);
+        here = locate(launch, scratch, row + count..rows.end, origin);
+        find_addresses(launch, scratch, count, here.unwrap_or(0));
+        let context = Context {
+            count: count as u64,
+            addresses: scratch.addresses.as_ptr(),
+            lanes: scratch.memory.pointer(),
+            // SAFETY: the memory holds the kept rows from there on.
+            kept: unsafe { scratch.memory.pointer().add(scratch.places.kept) },
+            partials: partials.as_mut_ptr(),
+            begin: begin as u64,
+            end: end as u64,
+            row: row as u64,
+            origin: origin as u64,
+            axes: launch.axes.as_ptr().cast(),
+        };
+        // SAFETY: the scratch memory was made for this program with its code, and `run` compared the instruction sets. Its scalars are
+        // the blocks that the memory starts with. `run`'s caller lets us use every argument at these rows, and the column sums.
+        unsafe { code.run(&context) };
+        row += count;
+        if row == rows.end {
+            return Ok(());
+        }
+    }
+}
+
+/// Addresses of `count` rows, and of `next` that come after them: of the same ones again where there are fewer.
+fn find_addresses(launch: &Launch<'_>, scratch: &mut Scratch, count: usize, next: usize) {
+    let args = launch.args.len();
+    let (here, behind) = scratch.addresses.split_at_mut(scratch.rows * args);
+    let bytes = |arg: usize| launch.program.args[arg].dtype.bytes();
+    let address = |offsets: &[usize], place: usize| {
+        let arg = place % args;
+        launch.args[arg].base.wrapping_add(offsets[place] * bytes(arg))
+    };
+    for place in 0..count * args {
+        here[place] = address(&scratch.offsets, place);
+        behind[place] = if place < next * args { address(&scratch.next_offsets, place) } else { here[place] };
+    }
+}
