@@ -44,7 +44,7 @@ fn cases(takes: impl Fn(&FusedOp) -> bool) -> Vec<(FusedOp, Dtype, usize, usize)
         let is_first = variants[..turn].iter().all(|other| other.name() != op.name());
         let sizes = sizes(op).into_iter().enumerate().filter(move |(index, _)| is_first || (index + turn) % 3 == 0);
         let of_size =
-            |(index, (m, n))| [Dtype::F32, [Dtype::F16, Dtype::Bf16][index % 2]].map(|dtype| (op.clone(), dtype, m, n));
+            |(index, (m, n))| [Dtype::F32, [Dtype::F16, Dtype::Bf16][index % 2]].map(|dtype| (*op, dtype, m, n));
         sizes.flat_map(of_size).collect::<Vec<_>>()
     };
     variants.iter().enumerate().flat_map(of_variant).collect()

@@ -168,7 +168,7 @@ fn matmuls_of_copies() {
     ] {
         let (source, launch) = realigned_matmul(&product);
         let program = TileProgram::compile(
-            &compiler,
+            compiler,
             &format!("realigned_{name}"),
             "realigned.cpp",
             "matmul_hopper",
