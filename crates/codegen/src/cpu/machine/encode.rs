@@ -1,8 +1,7 @@
 //! Bytes of x86-64 instructions: VEX for AVX2, EVEX for AVX-512, and a few of the general registers.
 //!
-//! An encoder of our own: what generated code needs is a table of some 80 instructions of three shapes, a few hundred lines that
-//! build in no time, where a crate that encodes all of x86 would add tens of seconds to every build. The tests compare it with what GNU
-//! `as` makes of the listing.
+//! An encoder of our own: generated code needs a table of some 80 instructions of few shapes, where a crate encodes all of x86. The
+//! tests compare bytes with what GNU `as` makes of the listing.
 
 mod general;
 mod operands;
