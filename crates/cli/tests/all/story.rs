@@ -197,7 +197,7 @@ fn a_sheet_says_what_the_plan_does() {
         }
     }
     // Forbidding is said, with what it costs.
-    let words = ["gpt2-block", "--device", "h200", "--forbid", "linear,gelu"];
+    let words = ["gpt2-block", "--device", "h200", "--batch", "8", "--dtype", "bf16", "--forbid", "linear,gelu"];
     let analysis = analyzed(&folder, &words);
     let forbidden = analysis.candidates.iter().find(|one| one.ops == ["linear", "gelu"]).unwrap();
     assert_eq!((forbidden.reason.code.as_str(), forbidden.forceable), ("E-PLAN-015", false));

@@ -193,7 +193,7 @@ pub trait Arithmetic: Copy {
         self.mul(self.mul(p, power_of_two(self, half)), power_of_two(self, rest))
     }
 
-    /// Brings `y` into the range that [`Simd::fraction`] and [`Simd::scale_by_floor`] need; NaN stays NaN.
+    /// Brings `y` into the range that [`Arithmetic::fraction`] and [`Arithmetic::scale_by_floor`] need; NaN stays NaN.
     #[inline(always)]
     fn clamp_exponent(self, y: Self::Float) -> Self::Float {
         self.lesser(self.splat(128.0), self.greater(self.splat(-127.0), y))
