@@ -20,7 +20,7 @@ pub struct ModelArguments {
     /// Fetch the model from the Hugging Face Hub into its cache first, with `curl`; HF_ENDPOINT and HF_TOKEN count
     #[arg(long)]
     download: bool,
-    /// How weights are kept: f32, f16 or bf16, activations too; or int8, a scale a column, activations f32
+    /// Type of the weights. With f32, f16 and bf16, activations have the same type; int8 weights have one scale per column and f32 activations
     #[arg(long, default_value = "f32")]
     pub weights: Weights,
 }

@@ -107,7 +107,7 @@ fn measured_matmuls() -> Vec<([usize; 3], String, f64)> {
     let row = |line: &str| {
         let first: Vec<&str> = line.split(',').take(4).collect();
         let size = [0, 1, 2].map(|at| first[at].parse().unwrap());
-        // From the end: date, commit, torch, driver, device, two times of others, library, kernel. Names of kernels have commas.
+        // Kernel names contain commas, so these columns are counted from the end: library_us is the eighth, kernel_us the ninth.
         let times = line.rsplit(',').skip(7).take(2).filter_map(|us| us.parse::<f64>().ok());
         (size, first[3].to_string(), times.fold(f64::INFINITY, f64::min))
     };

@@ -122,7 +122,7 @@ impl Passes<'_> {
         Ok(())
     }
 
-    /// Operations on one element a row.
+    /// Operations on one element per row.
     fn one_element(&mut self, ops: &[Op]) -> Result<(), TooManyMasks> {
         self.assembler.number(x86::RAX, 1);
         self.assembler.store(frame::TAIL_COUNT.memory(), x86::RAX);
