@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one script: tests, sanitizers, benchmarks.
 #
-#     bash bench/gpu.sh [part ...]        all parts, in the order of the table below, if none is named
+#     bash bench/gpu.sh [part ...]              all parts, in the order of the table below, if none is named
+#     bash bench/gpu.sh --together part ...     these at once, with twice the time: for parts that verify and do not measure
 #
 # Runs from the repository or from the bundle. `cargo xtask bundle` makes the binaries, so the machine with the GPU has
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
@@ -40,7 +41,8 @@ pypeers      150      40
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 bundle=$root
-[ -x "$root/bundle/deuteron" ] && bundle=$root/bundle
+[ -d "$root/bundle" ] && bundle=$root/bundle
+[ -f "$bundle/deuteron.gz" ] && gunzip --force "$bundle/deuteron.gz"
 deuteron=$bundle/deuteron
 commit=$(cat "$bundle/commit" 2>/dev/null)
 export OUT=${OUT:-out}
@@ -423,7 +425,8 @@ unpack_python() {
     local folder=${TMPDIR:-/tmp}/deuteron-python
     mkdir -p "$folder"
     python3 -m zipfile -e "$bundle"/python/*.whl "$folder"
-    export PYTHONPATH=$folder:$bundle/python/site
+    tar -xzf "$bundle/python/site.tar.gz" -C "$folder"
+    export PYTHONPATH=$folder:$folder/site
 }
 
 part_ncu() {
@@ -435,7 +438,10 @@ if [ "${1:-}" = --part ]; then
     exit $failed
 fi
 
+together=0
+[ "${1:-}" = --together ] && { together=1; shift; }
 names=$(awk 'NF { print $1 }' <<<"$PARTS")
+[ $together = 1 ] && [ $# -eq 0 ] && { echo "--together wants the parts' names; there are:" $names >&2; exit 2; }
 for part in "$@"; do
     grep -qx -- "$part" <<<"$names" || { echo "no part '$part'; there are:" $names >&2; exit 2; }
 done
@@ -445,20 +451,44 @@ log=$OUT/gpu.log
 : >"$log"
 table=$(printf '%-12s %-8s %s' part outcome seconds)
 worst=0
-for part in ${@:-$names}; do
-    read -r _ limit shown < <(grep "^$part " <<<"$PARTS")
-    echo "== $part" | tee -a "$log"
-    before=$(wc -l <"$log")
-    start=$SECONDS
-    PYTHONUNBUFFERED=1 timeout --kill-after=5 "$limit" bash "$0" --part "$part" >>"$log" 2>&1 </dev/null
-    code=$?
+
+# Runs a part within so many times its limit. What it says goes to a file, behind it the exit code and the seconds.
+run_part() {
+    local part=$1 times=$2 said=$3 limit start=$SECONDS
+    read -r _ limit _ < <(grep "^$part " <<<"$PARTS")
+    PYTHONUNBUFFERED=1 timeout --kill-after=5 $((times * limit)) bash "$0" --part "$part" >"$said" 2>&1 </dev/null
+    echo "$? $((SECONDS - start))" >>"$said"
+}
+
+# Shows what a part said, and remembers how it ended.
+show_part() {
+    local part=$1 said=$2 shown code seconds outcome
+    read -r _ _ shown < <(grep "^$part " <<<"$PARTS")
+    read -r code seconds < <(tail -n 1 "$said")
     case $code in
         0) outcome=passed ;;
         124 | 137) outcome="too long" worst=1 ;;
         *) outcome=failed worst=1 ;;
     esac
-    tail -n "+$((before + 1))" "$log" | tail -n "$shown"
-    table+=$'\n'$(printf '%-12s %-8s %s' "$part" "$outcome" $((SECONDS - start)))
+    echo "== $part" | tee -a "$log"
+    head -n -1 "$said" | tee -a "$log" | tail -n "$shown"
+    table+=$'\n'$(printf '%-12s %-8s %s' "$part" "$outcome" "$seconds")
+}
+
+said=$OUT/said
+mkdir -p "$said"
+for part in ${@:-$names}; do
+    if [ $together = 1 ]; then
+        run_part "$part" 2 "$said/$part" &
+    else
+        run_part "$part" 1 "$said/$part"
+        show_part "$part" "$said/$part"
+    fi
 done
+if [ $together = 1 ]; then
+    wait
+    for part in "$@"; do show_part "$part" "$said/$part"; done
+fi
+rm -r "$said"
 echo "$table" | tee -a "$log"
 exit $worst
