@@ -6,7 +6,7 @@ use deuteron::bench::{
     BenchCase, BenchRow, LadderCheck, LadderRow, OnceRow, OpPlan, bench, check_ladder, graph, ladder, once, overhead,
 };
 use deuteron::tune::{TunedKernel, tune_all};
-use deuteron::{Activation, Bytes, Engine, FusedOp, Graph, Heads, Strategy};
+use deuteron::{Activation, Bytes, Engine, FusedOp, Graph, Heads, Strategy, catalog};
 use deuteron_gpt2::Config;
 
 use crate::Outcome;
@@ -168,7 +168,7 @@ fn run_overhead(device: &DeviceArguments, json: bool) -> Result<Outcome> {
 fn tuned(arguments: &Arguments, engine: &Engine, cases: &[BenchCase]) -> Result<Engine> {
     let graphs: Vec<Graph> = cases.iter().map(graph).collect::<Result<_, _>>()?;
     let plans: Vec<(&Graph, Strategy)> =
-        graphs.iter().flat_map(|graph| [(graph, Strategy::Unfused), (graph, Strategy::Greedy)]).collect();
+        graphs.iter().flat_map(|graph| [(graph, Strategy::Unfused), (graph, catalog::strategy(graph))]).collect();
     let report = show::counted("launch shapes", |progress| tune_all(engine, &plans, progress))?;
     // Standard output is the table's, or the JSON's.
     report.kernels.iter().for_each(|kernel| errln!("{}", tuned_line(kernel)));

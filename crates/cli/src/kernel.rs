@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use deuteron::cuda::{Arch, Compiler};
 use deuteron::listing::{KernelListing, MachineCode, OfflineGpu, kernels, kernels_for};
-use deuteron::{Bytes, Graph, Machine, Strategy};
+use deuteron::{Bytes, Graph, Machine, Strategy, catalog};
 
 use crate::Outcome;
 use crate::device::{self, RedZones, Wanted};
@@ -27,7 +27,7 @@ pub struct Arguments {
     device: Option<String>,
     #[command(flatten)]
     tuning: TuningArguments,
-    /// naive, eager, unfused, greedy or fused [default: what runs: greedy for an op of the catalogue, fused for a graph]
+    /// naive, eager, unfused, greedy or fused [default: what runs: greedy for an op of the catalogue, fused for one around a linear layer and for a graph]
     #[arg(long)]
     plan: Option<String>,
     /// Print all of it: for a GPU also the device-side library that kernels share, for a CPU also the machine code that loading makes
@@ -65,12 +65,12 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
+    let graph = arguments.graph.graph()?;
     let strategy = match &arguments.plan {
         Some(plan) => plan.parse()?,
-        None if arguments.graph.is_op() => Strategy::Greedy,
+        None if arguments.graph.is_op() => catalog::strategy(&graph),
         None => Strategy::Fused,
     };
-    let graph = arguments.graph.graph()?;
     if arguments.text {
         out!("{graph}");
         return Ok(Outcome::Good);

@@ -26,7 +26,7 @@ use deuteron_graph::{Dtype, Graph};
 use deuteron_plan::{Bytes, GroupKind, MachineKind, Strategy};
 use serde::Serialize;
 
-use crate::catalog::{ExpertSizes, FusedOp, Heads, OperandType, Sizes};
+use crate::catalog::{self, ExpertSizes, FusedOp, Heads, OperandType, Sizes};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
@@ -147,7 +147,7 @@ struct Measured {
 pub fn bench(engine: &Engine, case: &BenchCase) -> Result<BenchRow, Error> {
     let graph = graph(case)?;
     let mut unfused = Session::new(engine, &graph, Strategy::Unfused)?;
-    let mut fused = Session::new(engine, &graph, Strategy::Greedy)?;
+    let mut fused = Session::new(engine, &graph, catalog::strategy(&graph))?;
     let traffic = |read: bool, session: &Session| -> Bytes {
         session.plan().groups.iter().map(|group| if read { group.traffic.read } else { group.traffic.written }).sum()
     };

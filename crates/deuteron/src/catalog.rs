@@ -3,7 +3,8 @@
 //! An op is an entry of a table (`row_ops.rs`, `matmul_ops.rs`) and values of its attributes. All that is known of an op
 //! stands in its entry.
 
-use deuteron_graph::{Activation, Dtype, Gelu, Graph, Mask, NodeId, Op};
+use deuteron_graph::{Activation, Callee, CompositeKind, Dtype, Gelu, Graph, Mask, NodeId, Op};
+use deuteron_plan::Strategy;
 
 mod build;
 mod entry;
@@ -21,6 +22,25 @@ pub use sizes::{ExpertSizes, Heads, OperandType, Sizes};
 
 use crate::error::Error;
 use crate::training::Training;
+
+/// How the graph of a ready-made op is planned, and that of its gradient. Row work, attention and losses are the fused kernel that they are
+/// named for, at every size. Row work around a linear layer is searched: on a GPU a norm before or after a large matmul
+/// takes less time as a kernel of its own.
+pub fn strategy(graph: &Graph) -> Strategy {
+    let has = |kinds: &[CompositeKind]| {
+        graph.calls().iter().any(|call| matches!(&call.callee, Callee::Composite(of) if kinds.contains(&of.kind())))
+    };
+    let one_kernel = [
+        CompositeKind::Attention,
+        CompositeKind::AttentionScores,
+        CompositeKind::LinearCrossEntropy,
+        CompositeKind::LinearCrossEntropyGradient,
+    ];
+    match has(&[CompositeKind::Linear]) && !has(&one_kernel) {
+        true => Strategy::Fused,
+        false => Strategy::Greedy,
+    }
+}
 
 /// The usual epsilon of norms.
 pub const EPS: f64 = 1e-5;
@@ -308,5 +328,24 @@ impl FusedOp {
             }
         }
         Ok((graph, built))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_work_around_a_linear_layer_is_searched() {
+        let strategy_of = |name: &str| {
+            let op = FusedOp::find(name).unwrap();
+            strategy(&op.graph(&op.operand_types(256, 64, Dtype::F32)).unwrap())
+        };
+        for name in ["norm_linear", "ffn", "linear_act", "qkv"] {
+            assert_eq!(strategy_of(name), Strategy::Fused, "{name}");
+        }
+        for name in ["norm_act", "attention", "attention_block", "linear_cross_entropy", "moe", "softmax"] {
+            assert_eq!(strategy_of(name), Strategy::Greedy, "{name}");
+        }
     }
 }

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use deuteron_device::{Cpu, Device, MemoryStats};
 use deuteron_graph::{Dtype, Graph, Shape};
-use deuteron_plan::{Layout, Strategy};
+use deuteron_plan::Layout;
 
+use crate::catalog;
 use crate::error::Error;
 use crate::session::{Session, SessionOptions};
 use crate::tensor::Tensor;
@@ -72,8 +73,8 @@ impl Engine {
             None => {
                 let graph = graph()?;
                 let layouts: Vec<Layout> = inputs.iter().map(|tensor| tensor.layout().clone()).collect();
-                // A ready-made op is the fused kernel it is named for, at every size; the search is for whole graphs.
-                let session = Session::new(self, &graph, SessionOptions::from(Strategy::Greedy).layouts(layouts))?;
+                let options = SessionOptions::from(catalog::strategy(&graph)).layouts(layouts);
+                let session = Session::new(self, &graph, options)?;
                 self.keep(key, Arc::new(Mutex::new(session)))
             }
         };

@@ -55,7 +55,8 @@ fn is_norm_scale(graph: &Graph, id: NodeId) -> bool {
 fn index_limit(graph: &Graph, id: NodeId) -> usize {
     let losses = [CompositeKind::LinearCrossEntropy, CompositeKind::LinearCrossEntropyGradient];
     let is_loss = |callee: &Callee| matches!(callee, Callee::Composite(of) if losses.contains(&of.kind()));
-    let targets_of = |call: &&Call| is_loss(&call.callee) && call.inputs.get(2) == Some(&id);
+    let is_target = |&target: &NodeId| target == id || is_reshape_of(graph, target, id);
+    let targets_of = |call: &&Call| is_loss(&call.callee) && call.inputs.get(2).is_some_and(is_target);
     if let Some(call) = graph.calls().iter().find(targets_of) {
         return graph.node(call.inputs[1]).shape[0];
     }

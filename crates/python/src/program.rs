@@ -359,7 +359,7 @@ impl Program {
         let places = engines::package_folders(py)?;
         let choice = deuteron_cli::tuning_file::Choice::Stored;
         py.detach(|| {
-            let listed = deuteron_cli::kernel::listings(device, choice, &graph, self.strategy(), &places);
+            let listed = deuteron_cli::kernel::listings(device, choice, &graph, self.strategy(&graph), &places);
             let listed = listed.map_err(|error| bad_value(format!("{error:#}")))?;
             deuteron_cli::kernel::text(&listed, true).map_err(failed)
         })
@@ -406,10 +406,10 @@ impl Program {
         errors::of(self.name(), error)
     }
 
-    /// A ready-made op is the fused kernel it is named for, at every size; graphs are searched.
-    fn strategy(&self) -> Strategy {
+    /// How a graph of the program is planned.
+    fn strategy(&self, graph: &Graph) -> Strategy {
         match &self.source {
-            Source::Op(_) => Strategy::Greedy,
+            Source::Op(_) => deuteron::catalog::strategy(graph),
             Source::Graph(_) => Strategy::Fused,
         }
     }
@@ -506,7 +506,7 @@ impl Program {
                     .map_or_else(|| Layout::contiguous(&graph.node(id).shape), |(_, layout)| layout.clone()))
             });
             let layouts = layouts.collect::<PyResult<Vec<Layout>>>()?;
-            let options = SessionOptions::from(self.strategy()).layouts(layouts).states(states);
+            let options = SessionOptions::from(self.strategy(&graph)).layouts(layouts).states(states);
             let session = Session::new(engine, &graph, options).map_err(wrong)?;
             let nodes = session.results().to_vec();
             (Work::Session(Box::new(Mutex::new(session))), nodes)

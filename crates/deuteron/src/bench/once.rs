@@ -1,10 +1,11 @@
 //! Plans run exactly once, for profilers: what was launched, in order, and what was predicted of it.
 
-use deuteron_graph::named;
+use deuteron_graph::{Graph, named};
 use deuteron_plan::Strategy;
 use serde::Serialize;
 
 use super::{BenchCase, graph};
+use crate::catalog;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::listing::launches;
@@ -26,11 +27,11 @@ named! {
 }
 
 impl OpPlan {
-    fn strategy(self) -> Strategy {
+    fn strategy(self, graph: &Graph) -> Strategy {
         match self {
             OpPlan::Eager => Strategy::Eager,
             OpPlan::Unfused => Strategy::Unfused,
-            OpPlan::Fused => Strategy::Greedy,
+            OpPlan::Fused => catalog::strategy(graph),
         }
     }
 }
@@ -92,7 +93,7 @@ pub fn once(engine: &Engine, case: &BenchCase, wanted: &[OpPlan]) -> Result<Once
     let inputs: Vec<&Tensor> = tensors.iter().collect();
     let mut plans = Vec::new();
     for plan in wanted {
-        let mut session = Session::new(engine, &graph, plan.strategy())?;
+        let mut session = Session::new(engine, &graph, plan.strategy(&graph))?;
         session.run(&inputs)?;
         let kernels = session.plan().groups.iter().map(|group| OnceKernel {
             name: group.name.clone(),

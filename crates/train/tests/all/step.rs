@@ -13,6 +13,13 @@ use crate::support::{ADAMW, options, small};
 /// Inputs of a training step: weights and data from a seed, numbers as a run has them, second moments above 0.
 fn inputs(graph: &Graph) -> Vec<Tensor> {
     let made = seed::inputs(graph, 5).unwrap();
+    for tensor in made.iter().filter(|tensor| tensor.dtype() == Dtype::I32) {
+        // Tokens and targets: a CPU's loss takes any target, a GPU's refuses one that is no class.
+        assert!(
+            tensor.to_array().unwrap().values.iter().all(|&index| (0.0..37.0).contains(&index)),
+            "indices in range"
+        );
+    }
     let each = graph.inputs().iter().zip(made).map(|(&id, tensor)| {
         let number = |value: f64| Tensor::filled(Dtype::F32, [], value).unwrap();
         let scaled = |factor: f64, f: fn(f64) -> f64| {
