@@ -60,6 +60,10 @@ impl Family<CudaTarget> for BackwardFamily {
         if refusal(&sized, &shape).is_some() {
             return None;
         }
+        let takes_groups = || choose(&backward::lower(&group, fit), target) == BackwardVariant::Hopper;
+        if sized.group > 1 && !takes_groups() {
+            return None;
+        }
         offered(move || work(&group, &sized, &shape), move || kernel(&backward::lower(&group, fit), target))
     }
 }
@@ -221,21 +225,17 @@ pub fn choose(gradient: &LoweredBackward, target: &CudaTarget) -> BackwardVarian
 }
 
 fn takes_hopper(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> bool {
-    matches!(kernel.width, 64 | 128) && hopper::fits(kernel, shape, target, HOPPER_TILE, &mapped_rows(shape))
+    matches!(kernel.width, 64 | 128) && hopper::fits(kernel, shape, target, HOPPER_TILE, &mapped_rows(kernel, shape))
 }
 
 /// The rows that `hopper_backward.cuh` has maps of, as it lists them.
-fn mapped_rows(shape: &AttentionShape) -> [MappedRows; 4] {
+fn mapped_rows(kernel: &AttentionKernel, shape: &AttentionShape) -> [MappedRows; 4] {
     use AttentionOperand::{K, O, Q, V};
     let &AttentionShape { batch, heads, queries, keys, q, k, v, o, .. } = shape;
+    let key_heads = heads / kernel.group.max(1);
+    let rows = |operand, strides, heads, positions| MappedRows { operand, strides, batch, heads, positions };
     // The gradient that comes in stands where attention has its result.
-    [(Q, q, queries), (O, o, queries), (K, k, keys), (V, v, keys)].map(|(operand, strides, positions)| MappedRows {
-        operand,
-        strides,
-        batch,
-        heads,
-        positions,
-    })
+    [rows(Q, q, heads, queries), rows(O, o, heads, queries), rows(K, k, key_heads, keys), rows(V, v, key_heads, keys)]
 }
 
 /// Bytes of shared memory of `hopper_backward.cuh`: what a block owns, the ring, barriers, what the start is moved by to be a
@@ -303,8 +303,10 @@ fn grids(gradient: &LoweredBackward, variant: &BackwardVariant, target: &CudaTar
         BackwardVariant::Hopper => {
             queries = queries.next_multiple_of(HOPPER_ROWS);
             sides.map(|(entry, positions)| {
-                let blocks = (heads * positions.div_ceil(HOPPER_ROWS)).min(target.processors);
-                let words = hopper_words(kernel, shape, args, entry == "backward_queries");
+                let owns_queries = entry == "backward_queries";
+                let owned = if owns_queries { heads } else { heads / kernel.group.max(1) };
+                let blocks = (owned * positions.div_ceil(HOPPER_ROWS)).min(target.processors);
+                let words = hopper_words(kernel, shape, args, owns_queries);
                 grid(entry, blocks, HOPPER_THREADS, hopper_shared(kernel.width), words)
             })
         }
@@ -331,12 +333,18 @@ fn hopper_words(
     args: &[ArgBinding],
     owns_queries: bool,
 ) -> Vec<Word> {
-    let maps = mapped_rows(shape).map(|rows| {
+    let maps = mapped_rows(kernel, shape).map(|rows| {
         let is_owned = owns_queries == matches!(rows.operand, AttentionOperand::Q | AttentionOperand::O);
         Word::Map(rows.map(kernel, args, if is_owned { HOPPER_ROWS } else { HOPPER_TILE }))
     });
     let mut words: Vec<Word> = maps.into_iter().chain(backward_words(kernel, shape, args)).collect();
-    words.push(Word::Number(hopper::section(kernel, shape) as u64));
+    // What is read again and again: keys and values of a head; queries and slopes of all heads of a group.
+    let group = kernel.group.max(1);
+    let section = match owns_queries {
+        true => hopper::section(kernel, shape),
+        false => hopper::evened(shape.batch * shape.heads / group, group * shape.queries * kernel.width * 4),
+    };
+    words.push(Word::Number(section as u64));
     // The parameter is a multiple of a map's alignment.
     words.extend([Word::Number(0); 13]);
     words

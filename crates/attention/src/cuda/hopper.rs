@@ -200,9 +200,14 @@ impl MappedRows {
     }
 }
 
-/// Heads worked on together: as many as have room in the cache, evened out.
+/// Heads of queries worked on together: those of as many heads of keys as have room in the cache, evened out.
 pub(super) fn section(kernel: &AttentionKernel, shape: &AttentionShape) -> usize {
-    let heads = shape.batch * shape.heads;
-    let fit = (SECTION / (shape.keys * kernel.width * 4).max(1)).max(1);
+    let group = kernel.group.max(1);
+    group * evened(shape.batch * shape.heads / group, shape.keys * kernel.width * 4)
+}
+
+/// How many of some heads are worked on together, each of which has so many bytes that are read again and again.
+pub(super) fn evened(heads: usize, bytes: usize) -> usize {
+    let fit = (SECTION / bytes.max(1)).max(1);
     heads.div_ceil(heads.div_ceil(fit).max(1)).max(1)
 }

@@ -1,4 +1,5 @@
-// The gradients of keys and values by warpgroups, from the statistics that `hopper_dq.cu` leaves.
+// The gradients of keys and values by warpgroups, from the statistics that `hopper_dq.cu` leaves. A head of keys has the sums over the heads
+// of queries that read it.
 
 // Two wide results leave no registers for the weights of products that are still on their way.
 constexpr bool TIGHT = WIDTH > 64;
@@ -7,7 +8,7 @@ constexpr bool TIGHT = WIDTH > 64;
 static __device__ __forceinline__ bool find_keys(const Mapped& p, int round, Work& work) {
     const Attention& of = p.backward.of;
     int rank;
-    if (!find_work(p, (int)of.keys, round, work, rank)) return false;
+    if (!find_work(p, (int)of.heads / (int)of.group, (int)of.keys, round, work, rank)) return false;
     work.first = rank * OWN;
     work.begin = first_query(of, last_key(of, 0), work.first);
     work.count = ((int)of.queries - work.begin + TILE - 1) / TILE;
@@ -20,13 +21,16 @@ static __device__ __forceinline__ void fetch_for_keys(const Mapped& p, Ring ring
     for (int round = 0; find_keys(p, round, work); ++round) {
         if (work.head < 0) continue;
         fetch_own(ring, &p.k, &p.v, work, turn++);
-        for (int i = 0; i < work.count; ++i, ++at) {
-            const int row = work.begin + i * TILE;
-            mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
-            mbarrier_arrive_expect_tx(ring.full(at), 2 * TILE_BYTES + ROWS_BYTES);
-            load_rows<PIECES>(ring.tile(at, 0), &p.q, ring.full(at), row, work.head, work.sequence);
-            load_rows<PIECES>(ring.tile(at, 1), &p.slope, ring.full(at), row, work.head, work.sequence);
-            bulk_load(ring.rows(at), rows_of(p, work) + row, ROWS_BYTES, ring.full(at));
+        const int group = (int)p.backward.of.group;
+        for (int head = work.head * group; head < work.head * group + group; ++head) {
+            for (int i = 0; i < work.count; ++i, ++at) {
+                const int row = work.begin + i * TILE;
+                mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
+                mbarrier_arrive_expect_tx(ring.full(at), 2 * TILE_BYTES + ROWS_BYTES);
+                load_rows<PIECES>(ring.tile(at, 0), &p.q, ring.full(at), row, head, work.sequence);
+                load_rows<PIECES>(ring.tile(at, 1), &p.slope, ring.full(at), row, head, work.sequence);
+                bulk_load(ring.rows(at), rows_of(p, work.sequence, head) + row, ROWS_BYTES, ring.full(at));
+            }
         }
     }
 }
@@ -56,7 +60,7 @@ static __device__ __forceinline__ void make_slopes(Scores& r_slope, const Scores
     }
 }
 
-// The queries that a warpgroup goes over: tiles from `begin` to `end`, of which those before `whole` do not see all its keys.
+// The queries of a head that a warpgroup goes over: tiles from `begin` to `end`, of which those before `whole` do not see all its keys.
 struct Facing {
     u32 begin, end, whole;
     int hidden;  // for the first of them
@@ -84,7 +88,7 @@ static __device__ __forceinline__ void weight_tile(Result& r_dk, Result& r_dv, S
     issue_weighted(r_dk, r_ds, ring.tile(at, 0));
 }
 
-// dk, but for the scale, and dv.
+// A head's share of dk, but for the scale, and of dv.
 template <int COUNT>
 static __device__ __forceinline__ void add_dk_dv(Result& r_dk, Result& r_dv, Ring ring, const float4* s_all_rows, const Thread& thread,
                                                  const Held<COUNT>& held, const Facing& facing) {
@@ -127,16 +131,19 @@ static __device__ __forceinline__ void work_on_keys(const Mapped& p, Ring ring, 
         Held<KEYS_HELD> held;
         held.load(s_base, thread);
         if constexpr (FREED) release_own(ring, thread);
-        skip_tiles(ring, at, at + skipped);
         Result r_dk, r_dv;
         clear(r_dk);
         clear(r_dv);
-        const Facing facing = {at + skipped, at + tiles, at + (whole - work.begin + TILE - 1) / TILE, hidden};
-        add_dk_dv(r_dk, r_dv, ring, (const float4*)(s_base + AT_ROWS) + thread.column / 2, thread, held, facing);
-        skip_tiles(ring, at + tiles, at + work.count);
-        at += work.count;
+#pragma unroll 1
+        for (int left = (int)of.group; left > 0; --left) {
+            skip_tiles(ring, at, at + skipped);
+            const Facing facing = {at + skipped, at + tiles, at + (whole - work.begin + TILE - 1) / TILE, hidden};
+            add_dk_dv(r_dk, r_dv, ring, (const float4*)(s_base + AT_ROWS) + thread.column / 2, thread, held, facing);
+            skip_tiles(ring, at + tiles, at + work.count);
+            at += work.count;
+        }
         if constexpr (!FREED) named_barrier_sync(GROUP_BARRIER + thread.group, 128);
-        const u64 rows = (work.sequence * of.heads + work.head) * of.keys * WIDTH;
+        const u64 rows = (work.sequence * (of.heads / of.group) + work.head) * of.keys * WIDTH;
         store_gradient(s_base, thread, 0, p.backward.g_dk + rows, work.first, keys, r_dk, SCALE);
         store_gradient(s_base, thread, 1, p.backward.g_dv + rows, work.first, keys, r_dv, 1.0f);
         if constexpr (!FREED) release_own(ring, thread);
