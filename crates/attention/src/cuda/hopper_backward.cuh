@@ -57,7 +57,7 @@ struct Work {
 };
 
 // The rows of a block in a round, of one of `each` heads of a sequence, the `rank`-th of their head by how much there is to do; none where
-// `head` is negative. False after the last round.
+// `head` is negative, which only the last round has. False after it.
 static __device__ __forceinline__ bool find_work(const Mapped& p, int each, int positions, int round, Work& work, int& rank) {
     const int heads = (int)p.backward.of.batch * each, tiles = (positions + OWN - 1) / OWN, grid = gridDim.x;
     if (round * grid >= heads * tiles) return false;

@@ -2,13 +2,15 @@
 
 use std::fmt::Write;
 
+use deuteron_attention::BackwardOperand;
 use deuteron_attention::backward::LoweredBackward;
 use deuteron_attention::cuda::backward::{BackwardVariant, choose, with_variant};
 use deuteron_attention::kernel::{AttentionKernel, AttentionMask, HeadStrides};
-use deuteron_attention::BackwardOperand;
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget};
 use deuteron_codegen::{ArgBinding, Kernel, Source};
-use deuteron_graph::{Dtype, Graph};
+use deuteron_graph::{Dtype, Graph, attention_interior, differentiate, recompute};
+use deuteron_kernels::{Backend, CudaCatalog, render};
+use deuteron_plan::{Machine, Strategy, Target, plan};
 
 use super::attention::{Case, Order, kernel, runs};
 use super::{Launched, Mistake, TileProgram, check_mistakes, compiler, written};
@@ -126,7 +128,7 @@ fn mistakes_of_a_gradient() {
         ("left > 0", "left > 1", "deadlock"),
         (slopes, &other_slopes, "FAILED"),
         (statistics, &other_statistics, "FAILED"),
-        ("skip_tiles(ring, at, at + skipped);", "", "deadlock"),
+        ("skip_tiles(ring, at, facing.begin);", "", "deadlock"),
         ("at + (whole - work.begin + TILE - 1) / TILE", "(whole - work.begin + TILE - 1) / TILE", "FAILED"),
     ];
     let causal = grouped(kernel(Dtype::Bf16, 64, AttentionMask::Causal), 2);
@@ -134,4 +136,44 @@ fn mistakes_of_a_gradient() {
     let (source, launch) = launched(&causal, &case);
     let all = Launched { source, entry: ENTRY, launch, driver: DRIVER };
     check_mistakes("mistakes_of_a_gradient", all, case.resident, case.seeds, &mistakes);
+}
+
+/// The gradient of attention over heads that share keys, as the planner makes it of a graph whose keys repeat.
+#[test]
+fn a_grouped_gradient_is_one_kernel_of_a_graph() {
+    for (batch, key_heads) in [(2, 2), (1, 2), (2, 1), (1, 1)] {
+        let (group, length) = (4, 129);
+        let case = Case::new([batch, key_heads * group, length, length]);
+        let keys = format!("bf16[{batch},{key_heads},{length},64]");
+        let apart = format!("[{batch},{key_heads},{group},{length},64]");
+        let text = format!(
+            "q = input bf16[{batch},{},{length},64] ; k = input {keys} ; v = input {keys}
+             a = reshape q {apart}
+             b = reshape k [{batch},{key_heads},1,{length},64] ; c = broadcast b {apart}
+             d = reshape v [{batch},{key_heads},1,{length},64] ; e = broadcast d {apart}
+             o = attention a c e mask=causal
+             y = reshape o [{batch},{},{length},64]
+             out y",
+            case.heads, case.heads
+        );
+        let graph: Graph = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let joint = differentiate(&graph, &graph.inputs()[..3]).unwrap();
+        let scores = attention_interior(&joint.graph, joint.first_backward);
+        let graph = recompute(&joint.graph, joint.first_backward, &scores).unwrap().graph;
+        let kernel = AttentionKernel { group, ..kernel(Dtype::Bf16, 64, AttentionMask::Causal) };
+        let (source, _) = launched(&kernel, &case);
+        let machine = Machine::profile("h200").unwrap();
+        let target = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
+        for strategy in [Strategy::Greedy, Strategy::Fused] {
+            let plan = plan(&graph, target, strategy, &[]).unwrap();
+            let gradients: Vec<_> =
+                plan.groups.iter().filter(|group| group.structure.is_attention_gradient()).collect();
+            let [gradient] = gradients.as_slice() else { panic!("{plan}") };
+            let backend = Backend::Cuda(CudaTarget::new(Arch::Sm90a, case.processors));
+            let made = render(gradient.draft(&graph, &plan.placement), &backend).unwrap();
+            assert_eq!(made.source, Source::Cuda(source.clone()), "{plan}");
+            // Attention, the copy of its result into the shape that is asked for, and the gradient, which stores what the graph gives out.
+            assert!(plan.groups.len() <= 3, "{plan}");
+        }
+    }
 }
