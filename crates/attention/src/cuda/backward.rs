@@ -1,13 +1,15 @@
 //! The gradient of attention on CUDA: three pairs of kernels that compute scores again, of one contract.
 //!
-//! - `hopper_dq.cu` and `hopper_dkv.cu`: heads of 64 and 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has.
+//! - `hopper_dq.cu` and `hopper_dkv.cu`: heads of up to 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has. They alone
+//!   sum the gradients of keys and values over heads that share them, where the graph does: elsewhere every head has its own, and sums are
+//!   kernels of their own.
 //! - `backward.cu`: 16-bit storage on the matrix units, where rows lie at multiples of 16 bytes.
 //! - `backward_plain.cu`: all the rest.
 //!
 //! The first grid leaves two numbers per row of queries, logsumexp and delta, for the second. Blocks of queries go over the keys twice:
 //! logsumexp and delta of each row, then dq; blocks of keys go over the queries once for dk and dv. Nine matmuls instead of seven buy a
 //! fixed summation order. Delta is summed over the terms that it is subtracted from, not over a rounded result; in f32 it is counted from
-//! the slope of the largest score, so that little cancels where one key has all the weight. Heads of 64 go over the keys once on Hopper:
+//! the slope of the largest score, so that little cancels where one key has all the weight. Heads of up to 80 go over the keys once on Hopper:
 //! what is left of delta is subtracted at the end, from a second sum.
 
 use std::fmt;
@@ -208,7 +210,7 @@ fn is_narrow(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16)
 }
 
-/// The variant for a gradient.
+/// The variant for a gradient. Heads that are summed are for warpgroups alone: a family offers no others.
 pub fn choose(gradient: &LoweredBackward, target: &CudaTarget) -> BackwardVariant {
     let LoweredBackward { kernel, shape, args } = gradient;
     let many = shape.queries.min(shape.keys) >= MANY;
@@ -225,7 +227,7 @@ pub fn choose(gradient: &LoweredBackward, target: &CudaTarget) -> BackwardVarian
 }
 
 fn takes_hopper(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> bool {
-    matches!(kernel.width, 64 | 128) && hopper::fits(kernel, shape, target, HOPPER_TILE, &mapped_rows(kernel, shape))
+    hopper::fits(kernel, shape, target, HOPPER_TILE, &mapped_rows(kernel, shape))
 }
 
 /// The rows that `hopper_backward.cuh` has maps of, as it lists them.
@@ -241,9 +243,10 @@ fn mapped_rows(kernel: &AttentionKernel, shape: &AttentionShape) -> [MappedRows;
 /// Bytes of shared memory of `hopper_backward.cuh`: what a block owns, the ring, barriers, what the start is moved by to be a
 /// multiple of 1024.
 fn hopper_shared(width: usize) -> usize {
-    let tile = 2 * HOPPER_TILE * width * 2 + HOPPER_TILE * STATISTICS;
+    let padded = hopper::padded(width);
+    let tile = 2 * HOPPER_TILE * padded * 2 + HOPPER_TILE * STATISTICS;
     // Narrow results have a place of their own on their way out.
-    let owned = if width == 64 { 4 } else { 2 } * HOPPER_ROWS * width * 2;
+    let owned = if width <= 64 { 4 } else { 2 } * HOPPER_ROWS * padded * 2;
     owned + HOPPER_STAGES * tile + (2 * HOPPER_STAGES + 2) * 8 + 1024
 }
 

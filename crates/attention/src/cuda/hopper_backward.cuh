@@ -13,23 +13,22 @@
 // - Products of the next tile are issued behind those of this one, and run while slopes are computed; besides, one warpgroup's
 //   arithmetic is beside the other's products.
 // - A grid of as many blocks as run at once goes over all tiles forth and back, those with most to do first.
-// - Needs sm_90a, a full or causal mask, no dropout, WIDTH 64 or 128, rows that start at multiples of 16 bytes, SCALE >= 1e-30.
+// - Needs sm_90a, a full or causal mask, no dropout, WIDTH a multiple of 16 up to 128, rows that start at multiples of 16 bytes, SCALE >= 1e-30.
 //   If causal, keys less queries are a multiple of 64.
 // - Takes, of NVRTC 13.4, in both kernels: 168 registers (240 for those who multiply, 24 for the others), 12 of 64 warps; 134,224 bytes of
-//   shared memory for heads of 64, 199,760 for heads of 128. No spills.
+//   shared memory for heads of up to 64, 199,760 for wider ones. No spills.
 //
 // STAGES (of the ring) and SHARED (bytes) are constants that stand before this file.
 
 constexpr float FACTOR = SCALE * LOG2E;
 constexpr int OWN = 128;   // rows of a block
 constexpr int TILE = 64;   // rows of the other side at a time
-constexpr int PIECES = WIDTH / 64;
 constexpr int MULTIPLIERS = 256;
 constexpr int THREADS = MULTIPLIERS + 128;  // only whole warpgroups give registers away
-constexpr int OWN_BYTES = OWN * WIDTH * 2, TILE_BYTES = TILE * WIDTH * 2, ROWS_BYTES = TILE * 8;
-// How many of the two tensors that a block owns stay in registers. Where both do, their place in shared memory is free for the next
-// ones at once, and results go out through a place of their own; else through that of what was owned.
-constexpr int QUERIES_HELD = WIDTH == 64 ? 2 : 1, KEYS_HELD = WIDTH == 64 ? 2 : 0;
+constexpr int OWN_BYTES = OWN * PADDED * 2, TILE_BYTES = TILE * PADDED * 2, ROWS_BYTES = TILE * 8;
+// How many of the two tensors that a block owns stay in registers, as far as there are any left. Where both do, their place in shared memory is
+// free for the next ones at once, and results go out through a place of their own; else through that of what was owned.
+constexpr int QUERIES_HELD = WIDTH <= 64 ? 2 : WIDTH <= 80 ? 0 : 1, KEYS_HELD = WIDTH <= 64 ? 2 : WIDTH <= 80 ? 1 : 0;
 constexpr bool FREED = KEYS_HELD == 2;
 constexpr int GROUP_BARRIER = 1;  // of a warpgroup, and the next number of the other
 
@@ -108,8 +107,8 @@ struct Ring {
 static __device__ __forceinline__ void fetch_own(Ring ring, const TensorMap* one, const TensorMap* other, const Work& work, u32 turn) {
     mbarrier_wait(ring.own_empty(), (turn & 1) ^ 1);
     mbarrier_arrive_expect_tx(ring.own_full(), 2 * OWN_BYTES);
-    load_rows<PIECES>(ring.own(0), one, ring.own_full(), work.first, work.head, work.sequence);
-    load_rows<PIECES>(ring.own(1), other, ring.own_full(), work.first, work.head, work.sequence);
+    load_rows<OWN>(ring.own(0), one, ring.own_full(), work.first, work.head, work.sequence);
+    load_rows<OWN>(ring.own(1), other, ring.own_full(), work.first, work.head, work.sequence);
 }
 
 // Statistics of a head of queries have room for whole blocks of them.

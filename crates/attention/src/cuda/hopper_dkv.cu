@@ -2,7 +2,7 @@
 // of queries that read it.
 
 // Two wide results leave no registers for the weights of products that are still on their way.
-constexpr bool TIGHT = WIDTH > 64;
+constexpr bool TIGHT = WIDTH > 96;
 
 // Earlier keys are seen by more.
 static __device__ __forceinline__ bool find_keys(const Mapped& p, int round, Work& work) {
@@ -26,8 +26,8 @@ static __device__ __forceinline__ void fetch_for_keys(const Mapped& p, Ring ring
         for (int row = work.begin; row < queries; row += TILE, ++at) {
             mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
             mbarrier_arrive_expect_tx(ring.full(at), 2 * TILE_BYTES + ROWS_BYTES);
-            load_rows<PIECES>(ring.tile(at, 0), &p.q, ring.full(at), row, head, work.sequence);
-            load_rows<PIECES>(ring.tile(at, 1), &p.slope, ring.full(at), row, head, work.sequence);
+            load_rows<TILE>(ring.tile(at, 0), &p.q, ring.full(at), row, head, work.sequence);
+            load_rows<TILE>(ring.tile(at, 1), &p.slope, ring.full(at), row, head, work.sequence);
             bulk_load(ring.rows(at), rows_of(p, work.sequence, head) + row, ROWS_BYTES, ring.full(at));
         }
     }

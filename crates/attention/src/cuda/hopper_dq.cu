@@ -7,7 +7,7 @@
 // whatever the centre is. It is the delta of the keys seen when it was last set, and it is set anew, and the sums so far with it, where
 // a tile weighs half as much as all before it. So what is rounded is of the size of dp - delta, also where one key has all the weight.
 
-constexpr bool ONCE = WIDTH == 64;
+constexpr bool ONCE = WIDTH <= 80;
 // The largest score stays behind by up to so many powers of 2 before sums are scaled anew; f16 has none to spare for weighted slopes.
 constexpr float SLACK = STORAGE == 1 ? 0.0f : 8.0f;
 
@@ -33,8 +33,8 @@ static __device__ __forceinline__ void fetch_for_queries(const Mapped& p, Ring r
             const int row = (i < work.count ? i : i - work.count) * TILE;
             mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
             mbarrier_arrive_expect_tx(ring.full(at), 2 * TILE_BYTES);
-            load_rows<PIECES>(ring.tile(at, 0), &p.k, ring.full(at), row, key_head, work.sequence);
-            load_rows<PIECES>(ring.tile(at, 1), &p.v, ring.full(at), row, key_head, work.sequence);
+            load_rows<TILE>(ring.tile(at, 0), &p.k, ring.full(at), row, key_head, work.sequence);
+            load_rows<TILE>(ring.tile(at, 1), &p.v, ring.full(at), row, key_head, work.sequence);
         }
     }
 }

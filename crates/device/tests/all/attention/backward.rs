@@ -104,6 +104,13 @@ fn every_kernel_compiles_without_spills() {
             kernels.push((kernel, BackwardVariant::Hopper, Arch::Sm90a));
         }
     }
+    // Masks and storage types take turns.
+    for (turn, width) in [16, 32, 48, 80, 96, 112].into_iter().enumerate() {
+        for mask in [AttentionMask::Full, AttentionMask::Causal] {
+            let dtype = [Dtype::Bf16, Dtype::F16][(turn + usize::from(mask == AttentionMask::Full)) % 2];
+            kernels.push((named_kernel(dtype, width, mask, false), BackwardVariant::Hopper, Arch::Sm90a));
+        }
+    }
     compile(&compiler, &kernels);
 }
 
@@ -543,6 +550,21 @@ fn every_f16_gradient_by_warpgroups_matches_128() {
     check_warpgroups(Dtype::F16, 128);
 }
 
+/// Zeros stand in shared memory beyond the width, and nothing of them is stored.
+#[test]
+fn every_width_of_a_gradient_by_warpgroups_matches() {
+    let Some(device) = hopper() else { return };
+    for (turn, width) in [16, 32, 48, 80, 96, 112].into_iter().enumerate() {
+        for mask in [AttentionMask::Causal, AttentionMask::Full] {
+            let dtype = [Dtype::Bf16, Dtype::F16][(turn + usize::from(mask == AttentionMask::Full)) % 2];
+            for (group, [queries, keys]) in [(1, [129, 129]), (2, [1500, 1500]), (4, [127, 255]), (1, [200, 72])] {
+                let kernel = AttentionKernel { group, ..named_kernel(dtype, width, mask, false) };
+                Case::new(kernel, [2, 4, queries, keys], 1.0).check(&device, Some(BackwardVariant::Hopper));
+            }
+        }
+    }
+}
+
 /// torch's math path computes in f32 and rounds once: its error is that of rounding.
 #[test]
 fn errors_are_at_most_three_times_those_of_the_math_path() {
@@ -640,6 +662,10 @@ fn backward_tiles_side_by_side() {
     let shared = |width: usize| AttentionKernel { width, group: 4, ..causal };
     print(shared(128), [1, 32, 4096, 4096], &[None]);
     print(shared(64), [1, 32, 4096, 4096], &[None]);
+    for width in [80, 96] {
+        let other = AttentionKernel { width, ..causal };
+        print(other, [8, 16, 1024, 1024], &[None, wide_variants[1]]);
+    }
     print(wide, [4, 16, 4096, 4096], &wide_variants);
     print(wide, [8, 16, 1024, 1024], &wide_variants[..2]);
     print(dropped, [8, 12, 1024, 1024], &[None]);

@@ -118,9 +118,23 @@ fn gradients_of_heads_of_128() {
     check("gradients_of_heads_of_128_full", &[(full, &alone), (grouped(full, 2), &shared)]);
 }
 
+/// Columns beyond the width are zeros in shared memory, and are never stored.
+#[test]
+fn gradients_of_heads_of_other_widths() {
+    let sizes = [[1, 2, 65, 129], [2, 2, 70, 134], [1, 2, 129, 65], [1, 2, 80, 80]];
+    let widths = [48, 80, 96, 112];
+    for (turn, (width, sizes)) in widths.into_iter().zip(sizes).enumerate() {
+        let dtype = [Dtype::F16, Dtype::Bf16][turn % 2];
+        let causal = kernel(dtype, width, AttentionMask::Causal);
+        let case = [Case { order: Order::Positions, seeds: 1, ..Case::new(sizes) }];
+        let name = format!("gradients_of_heads_of_{width}");
+        check(&name, &[(causal, &case), (grouped(causal, 2), &case)]);
+    }
+}
+
 #[test]
 fn mistakes_of_a_gradient() {
-    let slopes = "load_rows<PIECES>(ring.tile(at, 1), &p.slope, ring.full(at), row, head, work.sequence);";
+    let slopes = "load_rows<TILE>(ring.tile(at, 1), &p.slope, ring.full(at), row, head, work.sequence);";
     let statistics = "bulk_load(ring.rows(at), rows_of(p, work.sequence, head) + row, ROWS_BYTES, ring.full(at));";
     let [other_slopes, other_statistics] = [slopes, statistics].map(|right| right.replace("head", "(head ^ 1)"));
     let mistakes: [Mistake; 6] = [
