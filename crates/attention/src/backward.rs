@@ -33,7 +33,8 @@ impl AttentionKernel {
 /// The gradient of attention and the values it reads and makes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GradientFit {
-    /// the attention; every head has keys of its own, at a stride of 0 where they are shared
+    /// the attention; heads are a group where gradients of keys and values are summed over it, and else every head has keys of its own, at a
+    /// stride of 0 where they are shared
     pub kernel: AttentionKernel,
     /// the run-time half; strides of the result are those of its gradient
     pub shape: AttentionShape,
@@ -49,7 +50,12 @@ pub(super) fn fit(draft: &Draft, link: &AttentionGradientLink) -> Option<Gradien
         return None;
     }
     let layout = placed.layout.clone();
-    let (kernel, shape) = fit_layouts(draft, request, AttentionResult::Values, layout, Sharing::Alone)?;
+    let sharing = if link.group > 1 { Sharing::Groups } else { Sharing::Alone };
+    let (kernel, shape) = fit_layouts(draft, request, AttentionResult::Values, layout, sharing)?;
+    // Heads that are summed are those that share keys.
+    if kernel.group != link.group {
+        return None;
+    }
     // The score of a single key has no slope at all. The kernel subtracts two sums to get there, and they differ by rounding.
     // Without queries there are gradients of keys all the same, zeros, and the sizes do not tell of how many.
     if shape.keys == 1 || shape.queries == 0 {
@@ -60,7 +66,7 @@ pub(super) fn fit(draft: &Draft, link: &AttentionGradientLink) -> Option<Gradien
 
 /// Lowers the gradient of attention.
 pub(crate) fn lower(draft: &Draft, fit: GradientFit) -> LoweredBackward {
-    let GradientFit { kernel, shape, link: AttentionGradientLink { request, result_gradient, gradients } } = fit;
+    let GradientFit { kernel, shape, link: AttentionGradientLink { request, result_gradient, gradients, .. } } = fit;
     let AttentionRequest { operands: [q, k, v], added, seed, .. } = request;
     let args = kernel.backward_operands().map(|operand| match operand {
         BackwardOperand::Operand(AttentionOperand::Q) => read(draft, q),
@@ -93,13 +99,14 @@ impl LoweredBackward {
     /// What a device has to know of its arguments.
     pub fn arguments(&self) -> Vec<Argument> {
         let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
+        let key_heads = heads / self.kernel.group.max(1);
         let elements = |operand: BackwardOperand| match operand {
             BackwardOperand::Operand(operand) => self.kernel.reach(&self.shape, operand),
             BackwardOperand::ResultGradient => self.kernel.reach(&self.shape, AttentionOperand::O),
             BackwardOperand::Gradient(AttentionOperand::Q) => {
                 saturating_elements(&[batch, heads, queries, self.kernel.width])
             }
-            BackwardOperand::Gradient(_) => saturating_elements(&[batch, heads, keys, self.kernel.width]),
+            BackwardOperand::Gradient(_) => saturating_elements(&[batch, key_heads, keys, self.kernel.width]),
         };
         let operands = self.kernel.backward_operands().zip(&self.args);
         operands.map(|(operand, arg)| Argument::new(arg, elements(operand))).collect()

@@ -120,8 +120,10 @@ pub struct AttentionGradientLink {
     pub request: AttentionRequest,
     /// the gradient of its result
     pub result_gradient: NodeId,
-    /// gradients of queries, keys and values
+    /// gradients of queries, keys and values, as they are stored: in the shape of their operand, or in another one of the same order
     pub gradients: [NodeId; 3],
+    /// heads of queries whose gradients of keys and values are summed; 1 where every head has its own
+    pub group: usize,
 }
 
 /// The losses of a call of `linear_cross_entropy`.

@@ -8,14 +8,14 @@ use std::collections::{BTreeSet, HashSet};
 
 use deuteron_graph::{Call, Graph, NodeId, Op, first_backward};
 
-use crate::calls::{is_attention, is_loss, is_recomputed_attention, is_taken_whole};
+use crate::calls::{is_attention, is_attention_gradient, is_loss, is_recomputed_attention, is_taken_whole};
 use crate::catalog::Catalog;
 use crate::chain::Structure;
 use crate::draft::Draft;
 use crate::layout::Placement;
 use crate::order::Order;
 use crate::reason::Reason;
-use crate::rules::Rules;
+use crate::rules::{Rules, after_gradient};
 use crate::strategy::Strategy;
 use crate::target::Target;
 
@@ -123,6 +123,7 @@ impl<'a> Grouping<'a> {
                 self.merge_whole_calls(is_taken_whole);
                 self.watch();
                 self.merge_chains();
+                self.merge_gradients();
                 self.merge(Scope::Everything);
             }
         }
@@ -202,6 +203,24 @@ impl<'a> Grouping<'a> {
                 }
             }
             self.join(&chain[..whole]);
+        }
+    }
+
+    /// The gradient of attention is one kernel with what its gradients become where that is offered whole: sums over heads that share keys
+    /// are for keys and for values, or for neither.
+    fn merge_gradients(&mut self) {
+        let Rules { graph, placement, .. } = self.rules;
+        for call in graph.calls().iter().filter(|call| is_attention_gradient(call)) {
+            let Some(first) = graph.id(call.start).and_then(|id| self.group_of[id.index()]) else { continue };
+            let after = after_gradient(graph, placement, &self.groups[first], &self.readers);
+            let mut groups = vec![first];
+            groups.extend(after.iter().filter_map(|id| self.group_of[id.index()]));
+            let mut nodes: Vec<NodeId> = groups.iter().flat_map(|&group| self.groups[group].iter().copied()).collect();
+            nodes.sort_unstable();
+            let alone = nodes.len() == self.groups[first].len() + after.len();
+            if groups.len() > 1 && alone && self.allowed(&nodes, &groups).is_ok() && !self.comes_back(&groups) {
+                self.join(&groups);
+            }
         }
     }
 

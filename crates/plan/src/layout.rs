@@ -156,7 +156,7 @@ impl RowAccess {
 }
 
 /// Drops axes of size 1 and merges neighbours that are contiguous.
-fn merge_contiguous(shape: &Shape, strides: &[usize]) -> Vec<(usize, usize)> {
+pub(crate) fn merge_contiguous(shape: &Shape, strides: &[usize]) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for (axis, &size) in shape.iter().enumerate() {
         if size == 1 {

@@ -52,6 +52,8 @@ impl Family<CpuTarget> for AttentionFamily {
                 block_work,
                 |lowered| checked(lowered, block_fits, make_block),
             ),
+            // Sums over heads that share keys are kernels of their own.
+            Fit::Gradient(fit) if fit.kernel.group > 1 => None,
             Fit::Gradient(fit) => offered(
                 move || backward_work(&fit.kernel, &fit.shape),
                 move || checked(backward::lower(&group, fit), backward_fits, make_backward),

@@ -5,7 +5,8 @@
 //
 // - Numbers: delta is a sum over the very products that it is subtracted from, in f32, not over a rounded result: where one
 //   key has all the weight, slopes that cancel still do.
-// - Every head has keys of its own, at a stride of 0 where they are shared. Gradients are contiguous.
+// - Every head has keys of its own, at a stride of 0 where they are shared, and gradients of its own; by warpgroups heads of a group share keys,
+//   whose gradients are the sums over the group. Gradients are contiguous.
 // - Every element is written once, by one block, its sum in one order: the same bits on every run.
 
 // The parameter: that of attention, whose result is here the gradient that comes in, then what is made.

@@ -1,13 +1,15 @@
 //! The gradient of attention on CUDA: three pairs of kernels that compute scores again, of one contract.
 //!
-//! - `hopper_dq.cu` and `hopper_dkv.cu`: heads of 64 and 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has.
+//! - `hopper_dq.cu` and `hopper_dkv.cu`: heads of up to 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has. They alone
+//!   sum the gradients of keys and values over heads that share them, where the graph does: elsewhere every head has its own, and sums are
+//!   kernels of their own.
 //! - `backward.cu`: 16-bit storage on the matrix units, where rows lie at multiples of 16 bytes.
 //! - `backward_plain.cu`: all the rest.
 //!
 //! The first grid leaves two numbers per row of queries, logsumexp and delta, for the second. Blocks of queries go over the keys twice:
 //! logsumexp and delta of each row, then dq; blocks of keys go over the queries once for dk and dv. Nine matmuls instead of seven buy a
 //! fixed summation order. Delta is summed over the terms that it is subtracted from, not over a rounded result; in f32 it is counted from
-//! the slope of the largest score, so that little cancels where one key has all the weight. Heads of 64 go over the keys once on Hopper:
+//! the slope of the largest score, so that little cancels where one key has all the weight. Heads of up to 80 go over the keys once on Hopper:
 //! what is left of delta is subtracted at the end, from a second sum.
 
 use std::fmt;
@@ -58,6 +60,10 @@ impl Family<CudaTarget> for BackwardFamily {
         let Some(Fit::Gradient(fit)) = chain::fit(&group) else { return None };
         let (sized, shape) = (fit.kernel, fit.shape);
         if refusal(&sized, &shape).is_some() {
+            return None;
+        }
+        let takes_groups = || choose(&backward::lower(&group, fit), target) == BackwardVariant::Hopper;
+        if sized.group > 1 && !takes_groups() {
             return None;
         }
         offered(move || work(&group, &sized, &shape), move || kernel(&backward::lower(&group, fit), target))
@@ -204,7 +210,7 @@ fn is_narrow(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16)
 }
 
-/// The variant for a gradient.
+/// The variant for a gradient. Heads that are summed are for warpgroups alone: a family offers no others.
 pub fn choose(gradient: &LoweredBackward, target: &CudaTarget) -> BackwardVariant {
     let LoweredBackward { kernel, shape, args } = gradient;
     let many = shape.queries.min(shape.keys) >= MANY;
@@ -221,29 +227,26 @@ pub fn choose(gradient: &LoweredBackward, target: &CudaTarget) -> BackwardVarian
 }
 
 fn takes_hopper(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> bool {
-    matches!(kernel.width, 64 | 128) && hopper::fits(kernel, shape, target, HOPPER_TILE, &mapped_rows(shape))
+    hopper::fits(kernel, shape, target, HOPPER_TILE, &mapped_rows(kernel, shape))
 }
 
 /// The rows that `hopper_backward.cuh` has maps of, as it lists them.
-fn mapped_rows(shape: &AttentionShape) -> [MappedRows; 4] {
+fn mapped_rows(kernel: &AttentionKernel, shape: &AttentionShape) -> [MappedRows; 4] {
     use AttentionOperand::{K, O, Q, V};
     let &AttentionShape { batch, heads, queries, keys, q, k, v, o, .. } = shape;
+    let key_heads = heads / kernel.group.max(1);
+    let rows = |operand, strides, heads, positions| MappedRows { operand, strides, batch, heads, positions };
     // The gradient that comes in stands where attention has its result.
-    [(Q, q, queries), (O, o, queries), (K, k, keys), (V, v, keys)].map(|(operand, strides, positions)| MappedRows {
-        operand,
-        strides,
-        batch,
-        heads,
-        positions,
-    })
+    [rows(Q, q, heads, queries), rows(O, o, heads, queries), rows(K, k, key_heads, keys), rows(V, v, key_heads, keys)]
 }
 
 /// Bytes of shared memory of `hopper_backward.cuh`: what a block owns, the ring, barriers, what the start is moved by to be a
 /// multiple of 1024.
 fn hopper_shared(width: usize) -> usize {
-    let tile = 2 * HOPPER_TILE * width * 2 + HOPPER_TILE * STATISTICS;
+    let padded = hopper::padded(width);
+    let tile = 2 * HOPPER_TILE * padded * 2 + HOPPER_TILE * STATISTICS;
     // Narrow results have a place of their own on their way out.
-    let owned = if width == 64 { 4 } else { 2 } * HOPPER_ROWS * width * 2;
+    let owned = if width <= 64 { 4 } else { 2 } * HOPPER_ROWS * padded * 2;
     owned + HOPPER_STAGES * tile + (2 * HOPPER_STAGES + 2) * 8 + 1024
 }
 
@@ -303,8 +306,10 @@ fn grids(gradient: &LoweredBackward, variant: &BackwardVariant, target: &CudaTar
         BackwardVariant::Hopper => {
             queries = queries.next_multiple_of(HOPPER_ROWS);
             sides.map(|(entry, positions)| {
-                let blocks = (heads * positions.div_ceil(HOPPER_ROWS)).min(target.processors);
-                let words = hopper_words(kernel, shape, args, entry == "backward_queries");
+                let owns_queries = entry == "backward_queries";
+                let owned = if owns_queries { heads } else { heads / kernel.group.max(1) };
+                let blocks = (owned * positions.div_ceil(HOPPER_ROWS)).min(target.processors);
+                let words = hopper_words(kernel, shape, args, owns_queries);
                 grid(entry, blocks, HOPPER_THREADS, hopper_shared(kernel.width), words)
             })
         }
@@ -331,12 +336,18 @@ fn hopper_words(
     args: &[ArgBinding],
     owns_queries: bool,
 ) -> Vec<Word> {
-    let maps = mapped_rows(shape).map(|rows| {
+    let maps = mapped_rows(kernel, shape).map(|rows| {
         let is_owned = owns_queries == matches!(rows.operand, AttentionOperand::Q | AttentionOperand::O);
         Word::Map(rows.map(kernel, args, if is_owned { HOPPER_ROWS } else { HOPPER_TILE }))
     });
     let mut words: Vec<Word> = maps.into_iter().chain(backward_words(kernel, shape, args)).collect();
-    words.push(Word::Number(hopper::section(kernel, shape) as u64));
+    // What is read again and again: keys and values of a head; queries and slopes of all heads of a group.
+    let group = kernel.group.max(1);
+    let section = match owns_queries {
+        true => hopper::section(kernel, shape),
+        false => hopper::evened(shape.batch * shape.heads / group, group * shape.queries * kernel.width * 4),
+    };
+    words.push(Word::Number(section as u64));
     // The parameter is a multiple of a map's alignment.
     words.extend([Word::Number(0); 13]);
     words

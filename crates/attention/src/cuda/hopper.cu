@@ -12,7 +12,7 @@
 // - Tiles of queries that see most come first, in sections of heads whose keys and values stay in the L2 cache. A grid with fewer
 //   blocks than there are tiles goes over them forth and back, so that long and short tiles add up alike.
 // - The largest score stays behind by up to 2^SLACK before sums are scaled anew.
-// - Needs sm_90a, a full or causal mask, no dropout, WIDTH 64 or 128, rows that start at multiples of 16 bytes, SCALE >= 1e-30.
+// - Needs sm_90a, a full or causal mask, no dropout, WIDTH a multiple of 16 up to 128, rows that start at multiples of 16 bytes, SCALE >= 1e-30.
 //   If causal, keys less queries are a multiple of KEYS: then no block has a tile of keys whose last ones none of its queries
 //   sees, and no NaN there is multiplied by 0.
 //

@@ -1,13 +1,20 @@
 // What the kernels by warpgroups share: rows of heads loaded and stored, scores in registers.
 
-// Loads a tile of rows of one head, from `row` on. A row has pieces of 64 elements (128 bytes); of two pieces the first ones of all rows
-// come first.
-template <int PIECES>
+// A row has pieces of 64 elements (128 bytes); of two pieces the first ones of all rows come first. Beyond the width there are zeros, which no
+// product reads.
+constexpr int PIECES = (WIDTH + 63) / 64, PADDED = PIECES * 64;
+static_assert(WIDTH % 16 == 0 && WIDTH <= 128, "products are of sixteens of columns");
+
+// Loads a tile of ROWS rows of one head, from `row` on. Two whole pieces are one copy.
+template <int ROWS>
 static __device__ __forceinline__ void load_rows(u32 to, const TensorMap* map, u32 barrier, int row, int head, int sequence) {
-    if constexpr (PIECES == 1) {
-        tma_load_4d(to, map, barrier, 0, row, head, sequence);
-    } else {
+    if constexpr (WIDTH == 128) {
         tma_load_5d(to, map, barrier, 0, row, 0, head, sequence);
+    } else {
+#pragma unroll
+        for (int piece = 0; piece < PIECES; ++piece) {
+            tma_load_4d(to + piece * ROWS * 128, map, barrier, piece * 64, row, head, sequence);
+        }
     }
 }
 

@@ -20,11 +20,15 @@ const MAX_STRIDE: usize = 1 << 39;
 const SECTION: usize = 32 << 20;
 /// Threads that multiply.
 const MULTIPLIERS: u32 = 256;
+/// The widest heads.
+const MAX_WIDTH: usize = 128;
+/// Columns of a piece of a row in shared memory.
+const PIECE: usize = 64;
 
 /// How a block of `hopper.cu` is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Groups {
-    /// keys of a tile, as many as elements of a head
+    /// keys of a tile
     pub keys: usize,
     /// tiles of keys, and of values, in shared memory
     pub stages: usize,
@@ -43,28 +47,27 @@ pub struct Groups {
 impl Groups {
     // Times on an H200, causal bf16, in microseconds, by the ignored test `tiles_side_by_side`.
 
-    /// Heads of 64: two blocks a multiprocessor hide each other's softmax. 8 x 12 heads of 1024 take 43, 4 x 12 of 4096 take 231.
+    /// Heads of up to 64: two blocks a multiprocessor hide each other's softmax. 8 x 12 heads of 1024 take 43, 4 x 12 of 4096 take 231.
     pub const NARROW: Groups =
         Groups { keys: 64, stages: 4, slots: 1, blocks: 2, split: false, turns: false, persistent: false };
-    /// Heads of 64 where tiles are few: half the queries a block, half the keys a warpgroup. 12 heads of 1024 take 11.4.
+    /// Heads of up to 64 where tiles are few: half the queries a block, half the keys a warpgroup. 12 heads of 1024 take 11.4.
     pub const NARROW_FEW: Groups =
         Groups { keys: 64, stages: 6, slots: 1, blocks: 1, split: true, turns: false, persistent: true };
-    /// Heads of 128. 8 x 16 heads of 1024 take 93.
+    /// Wider heads, up to 128. 8 x 16 heads of 1024 take 93.
     pub const WIDE: Groups =
         Groups { keys: 128, stages: 2, slots: 1, blocks: 1, split: false, turns: true, persistent: false };
-    /// Heads of 128 where tiles are few: as many blocks as run at once, each with long and short tiles.
+    /// Wider heads where tiles are few: as many blocks as run at once, each with long and short tiles.
     pub const WIDE_FEW: Groups = Groups { persistent: true, ..Groups::WIDE };
 
     /// For a launch whose rows all start at multiples of 16 bytes, if the kernel takes it.
     pub fn new(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> Option<Groups> {
         let tiles = shape.batch * shape.heads * shape.queries.div_ceil(128);
         // Fewer than fill the machine twice leave part of it idle in the second turn.
-        let groups = match (kernel.width, tiles < 2 * target.processors) {
-            (64, false) => Groups::NARROW,
-            (64, true) => Groups::NARROW_FEW,
-            (128, false) => Groups::WIDE,
-            (128, true) => Groups::WIDE_FEW,
-            _ => return None,
+        let groups = match (kernel.width <= PIECE, tiles < 2 * target.processors) {
+            (true, false) => Groups::NARROW,
+            (true, true) => Groups::NARROW_FEW,
+            (false, false) => Groups::WIDE,
+            (false, true) => Groups::WIDE_FEW,
         };
         let rows = MappedRows::all(kernel, shape);
         (shape.keys >= LEAST_KEYS && fits(kernel, shape, target, groups.keys, &rows)).then_some(groups)
@@ -84,7 +87,7 @@ impl Groups {
     pub(super) fn used(&self, width: usize) -> usize {
         let rows = (1 + self.slots) * self.queries() + 2 * self.stages * self.keys;
         let joined = if self.split { (width / 2 + 4) * 128 * 4 } else { 0 };
-        rows * width * 2 + joined + (4 * self.stages + 2) * 8
+        rows * padded(width) * 2 + joined + (4 * self.stages + 2) * 8
     }
 
     /// The same, and what the start is moved by to be a multiple of 1024.
@@ -141,7 +144,9 @@ pub(super) fn fits(
         AttentionMask::Causal => shape.keys.abs_diff(shape.queries).is_multiple_of(tile),
         AttentionMask::Additive(_) | AttentionMask::Cached => false,
     };
-    let sized = shape.batch * shape.heads * shape.queries.max(shape.keys) < MAX_ROWS;
+    let sized = shape.batch * shape.heads * shape.queries.max(shape.keys) < MAX_ROWS
+        && kernel.width <= MAX_WIDTH
+        && kernel.width.is_multiple_of(16);
     target.arch.has_wgmma() && narrow && plain && masked && sized && rows.iter().all(MappedRows::has_map)
 }
 
@@ -178,7 +183,7 @@ impl MappedRows {
     }
 
     /// A row of 128 elements is two pieces of 64, an axis of their own: a tile is the first pieces of its rows, then the
-    /// second ones.
+    /// second ones. Of other rows a tile is one piece, zeros beyond their end.
     pub fn map(&self, kernel: &AttentionKernel, args: &[ArgBinding], rows: usize) -> TensorMap {
         let position = kernel.operands().iter().position(|&known| known == self.operand).unwrap_or(0);
         let offset = args.get(position).map_or(0, |arg| arg.offset * kernel.dtype.bytes());
@@ -188,21 +193,31 @@ impl MappedRows {
             self.axes().map(|(size, step)| (size as u64, if size <= 1 { 16 } else { 2 * step as u64 }));
         let rows = rows as u32;
         match kernel.width {
-            128 => {
+            MAX_WIDTH => {
                 let (sizes, strides) = ([64, p, 2, h, b], [by_p, 128, by_h, by_b]);
                 TensorMap { of, offset, rank: 5, sizes, strides, tile: [64, rows, 2, 1, 1] }
             }
             _ => {
-                let (sizes, strides) = ([64, p, h, b, 1], [by_p, by_h, by_b, 16]);
+                let (sizes, strides) = ([kernel.width as u64, p, h, b, 1], [by_p, by_h, by_b, 16]);
                 TensorMap { of, offset, rank: 4, sizes, strides, tile: [64, rows, 1, 1, 1] }
             }
         }
     }
 }
 
-/// Heads worked on together: as many as have room in the cache, evened out.
+/// Columns of a row in shared memory: whole pieces.
+pub(super) fn padded(width: usize) -> usize {
+    width.next_multiple_of(PIECE)
+}
+
+/// Heads of queries worked on together: those of as many heads of keys as have room in the cache, evened out.
 pub(super) fn section(kernel: &AttentionKernel, shape: &AttentionShape) -> usize {
-    let heads = shape.batch * shape.heads;
-    let fit = (SECTION / (shape.keys * kernel.width * 4).max(1)).max(1);
+    let group = kernel.group.max(1);
+    group * evened(shape.batch * shape.heads / group, shape.keys * kernel.width * 4)
+}
+
+/// How many of some heads are worked on together, each of which has so many bytes that are read again and again.
+pub(super) fn evened(heads: usize, bytes: usize) -> usize {
+    let fit = (SECTION / bytes.max(1)).max(1);
     heads.div_ceil(heads.div_ceil(fit).max(1)).max(1)
 }

@@ -7,13 +7,12 @@ constexpr float SLACK = 8.0f;
 constexpr float FACTOR = SCALE * LOG2E;
 constexpr int QUERIES = SPLIT ? 64 : 128;
 constexpr int STEP = SPLIT ? 2 : 1;  // tiles of keys from one of a warpgroup to its next
-constexpr int PIECES = WIDTH / 64;
 constexpr bool AHEAD = BLOCKS == 1;
 constexpr bool HELD = TURNS;  // queries stay in registers
 constexpr int MULTIPLIERS = 256;
 // Only whole warpgroups give registers away.
 constexpr int THREADS = MULTIPLIERS + (AHEAD ? 128 : 32);
-constexpr int Q_BYTES = QUERIES * WIDTH * 2, KV_BYTES = KEYS * WIDTH * 2;
+constexpr int Q_BYTES = QUERIES * PADDED * 2, KV_BYTES = KEYS * PADDED * 2;
 constexpr int MERGE_BYTES = SPLIT ? (WIDTH / 2 + 4) * 128 * 4 : 0;
 constexpr int TURN_BARRIER = 1, MERGE_BARRIER = 3, LENT_BARRIER = 4;
 
@@ -90,20 +89,20 @@ static __device__ __forceinline__ void fetch_tile(const Maps& maps, Rings rings,
     mbarrier_wait(rings.q_empty(), (queries & 1) ^ 1);
     ++queries;
     mbarrier_arrive_expect_tx(rings.q_full(), Q_BYTES);
-    load_rows<PIECES>(rings.base, &maps.q, rings.q_full(), tile.first, tile.head, tile.sequence);
+    load_rows<QUERIES>(rings.base, &maps.q, rings.q_full(), tile.first, tile.head, tile.sequence);
     // Keys one tile ahead of values, as they are used.
     for (int i = 0; i <= tile.count; ++i) {
         if (i < tile.count) {
             const u32 now = at + i;
             mbarrier_wait(rings.k_empty(now), Rings::parity(now) ^ 1);
             mbarrier_arrive_expect_tx(rings.k_full(now), KV_BYTES);
-            load_rows<PIECES>(rings.k(now), &maps.k, rings.k_full(now), (tile.count - 1 - i) * KEYS, tile.key_head, tile.sequence);
+            load_rows<KEYS>(rings.k(now), &maps.k, rings.k_full(now), (tile.count - 1 - i) * KEYS, tile.key_head, tile.sequence);
         }
         if (i > 0) {
             const u32 now = at + i - 1;
             mbarrier_wait(rings.v_empty(now), Rings::parity(now) ^ 1);
             mbarrier_arrive_expect_tx(rings.v_full(now), KV_BYTES);
-            load_rows<PIECES>(rings.v(now), &maps.v, rings.v_full(now), (tile.count - i) * KEYS, tile.key_head, tile.sequence);
+            load_rows<KEYS>(rings.v(now), &maps.v, rings.v_full(now), (tile.count - i) * KEYS, tile.key_head, tile.sequence);
         }
     }
     at += tile.count;
@@ -365,7 +364,7 @@ static __device__ __forceinline__ void attend(State& r, const Attention& p, Ring
 
 // A warp's part of shared memory for rows on their way out.
 static __device__ __forceinline__ char* staging(char* s_base, const Rank& rank) {
-    return s_base + AT_O + (rank.part * 4 + rank.warp) * 16 * WIDTH * 2;
+    return s_base + AT_O + (rank.part * 4 + rank.warp) * 16 * PADDED * 2;
 }
 
 // How a thread's two rows are divided by their sums.

@@ -6,28 +6,29 @@
 // - `hopper_dq.cu`: a block owns 128 queries and goes over the keys: statistics of its rows, which it leaves for the other kernel, and
 //   dq. `hopper_dkv.cu`: a block owns 128 keys and goes over the queries that see them: dk and dv. There keys are the rows of
 //   scores, so that in both kernels what is weighted with is the left operand of the next product as it lies.
+// - Heads that share keys: those 128 keys meet the queries of all heads of their group, one head after the other, and dk and dv are
+//   the sums over the group. So they never leave registers before they are whole, and the order of every sum is fixed.
 // - What a block owns lies in shared memory, 64 rows for each warpgroup; tiles of 64 rows of the other side come through a ring.
 //   Every place of it has a barrier that says full, which the copy's last byte ends, and one that says empty.
 // - Products of the next tile are issued behind those of this one, and run while slopes are computed; besides, one warpgroup's
 //   arithmetic is beside the other's products.
 // - A grid of as many blocks as run at once goes over all tiles forth and back, those with most to do first.
-// - Needs sm_90a, a full or causal mask, no dropout, WIDTH 64 or 128, rows that start at multiples of 16 bytes, SCALE >= 1e-30.
+// - Needs sm_90a, a full or causal mask, no dropout, WIDTH a multiple of 16 up to 128, rows that start at multiples of 16 bytes, SCALE >= 1e-30.
 //   If causal, keys less queries are a multiple of 64.
 // - Takes, of NVRTC 13.4, in both kernels: 168 registers (240 for those who multiply, 24 for the others), 12 of 64 warps; 134,224 bytes of
-//   shared memory for heads of 64, 199,760 for heads of 128. No spills.
+//   shared memory for heads of up to 64, 199,760 for wider ones. No spills.
 //
 // STAGES (of the ring) and SHARED (bytes) are constants that stand before this file.
 
 constexpr float FACTOR = SCALE * LOG2E;
 constexpr int OWN = 128;   // rows of a block
 constexpr int TILE = 64;   // rows of the other side at a time
-constexpr int PIECES = WIDTH / 64;
 constexpr int MULTIPLIERS = 256;
 constexpr int THREADS = MULTIPLIERS + 128;  // only whole warpgroups give registers away
-constexpr int OWN_BYTES = OWN * WIDTH * 2, TILE_BYTES = TILE * WIDTH * 2, ROWS_BYTES = TILE * 8;
-// How many of the two tensors that a block owns stay in registers. Where both do, their place in shared memory is free for the next
-// ones at once, and results go out through a place of their own; else through that of what was owned.
-constexpr int QUERIES_HELD = WIDTH == 64 ? 2 : 1, KEYS_HELD = WIDTH == 64 ? 2 : 0;
+constexpr int OWN_BYTES = OWN * PADDED * 2, TILE_BYTES = TILE * PADDED * 2, ROWS_BYTES = TILE * 8;
+// How many of the two tensors that a block owns stay in registers, as far as there are any left. Where both do, their place in shared memory is
+// free for the next ones at once, and results go out through a place of their own; else through that of what was owned.
+constexpr int QUERIES_HELD = WIDTH <= 64 ? 2 : WIDTH <= 80 ? 0 : 1, KEYS_HELD = WIDTH <= 64 ? 2 : WIDTH <= 80 ? 1 : 0;
 constexpr bool FREED = KEYS_HELD == 2;
 constexpr int GROUP_BARRIER = 1;  // of a warpgroup, and the next number of the other
 
@@ -44,28 +45,28 @@ static_assert(MASK == FULL || MASK == CAUSAL, "how many keys a query sees depend
 struct Mapped {
     TensorMap q, slope, k, v;
     Backward backward;
-    u64 section;  // heads whose tiles are worked on together
+    u64 section;  // heads whose tiles are worked on together: of queries or of keys, as the kernel's blocks own them
     u64 filler[13];
 };
 
-// What a block owns, and which tiles of the other side it needs.
+// What a block owns, and which tiles of the other side it needs: of keys those of one head, of queries those of each head of the group.
 struct Work {
-    int sequence, head, first;
+    int sequence, head, first;  // the head of what it owns
     int begin, count;  // first row of the other side, and tiles from there on
 };
 
-// The rows of a block in a round, the `rank`-th of their head by how much there is to do; none where `head` is negative. False after
-// the last round.
-static __device__ __forceinline__ bool find_work(const Mapped& p, int positions, int round, Work& work, int& rank) {
-    const int heads = (int)p.backward.of.batch * (int)p.backward.of.heads, tiles = (positions + OWN - 1) / OWN, grid = gridDim.x;
+// The rows of a block in a round, of one of `each` heads of a sequence, the `rank`-th of their head by how much there is to do; none where
+// `head` is negative, which only the last round has. False after it.
+static __device__ __forceinline__ bool find_work(const Mapped& p, int each, int positions, int round, Work& work, int& rank) {
+    const int heads = (int)p.backward.of.batch * each, tiles = (positions + OWN - 1) / OWN, grid = gridDim.x;
     if (round * grid >= heads * tiles) return false;
     const int index = round * grid + ((round & 1) ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x);
     work.head = -1;
     if (index >= heads * tiles) return true;
     const int section = (int)p.section, first_head = index / (section * tiles) * section, rest = index - first_head * tiles;
     const int together = min(section, heads - first_head), head = first_head + rest % together;
-    work.sequence = head / (int)p.backward.of.heads;
-    work.head = head % (int)p.backward.of.heads;
+    work.sequence = head / each;
+    work.head = head % each;
     rank = rest / together;
     return true;
 }
@@ -106,14 +107,14 @@ struct Ring {
 static __device__ __forceinline__ void fetch_own(Ring ring, const TensorMap* one, const TensorMap* other, const Work& work, u32 turn) {
     mbarrier_wait(ring.own_empty(), (turn & 1) ^ 1);
     mbarrier_arrive_expect_tx(ring.own_full(), 2 * OWN_BYTES);
-    load_rows<PIECES>(ring.own(0), one, ring.own_full(), work.first, work.head, work.sequence);
-    load_rows<PIECES>(ring.own(1), other, ring.own_full(), work.first, work.head, work.sequence);
+    load_rows<OWN>(ring.own(0), one, ring.own_full(), work.first, work.head, work.sequence);
+    load_rows<OWN>(ring.own(1), other, ring.own_full(), work.first, work.head, work.sequence);
 }
 
-// Statistics of a head have room for whole blocks of queries.
-static __device__ __forceinline__ float2* rows_of(const Mapped& p, const Work& work) {
+// Statistics of a head of queries have room for whole blocks of them.
+static __device__ __forceinline__ float2* rows_of(const Mapped& p, int sequence, int head) {
     const Attention& of = p.backward.of;
-    return p.backward.g_rows + (work.sequence * of.heads + work.head) * ((of.queries + OWN - 1) / OWN * OWN);
+    return p.backward.g_rows + (sequence * of.heads + head) * ((of.queries + OWN - 1) / OWN * OWN);
 }
 
 // ---- the warpgroups that multiply
@@ -237,6 +238,8 @@ static __device__ __forceinline__ void skip_tiles(Ring ring, u32 begin, u32 end)
     for (u32 at = begin; at != end; ++at) {
         // Only a tile that has come is let go: so no warp says twice that a place is free before the others have said it once.
         ring.wait_full(at);
+        // Nothing else holds a warp together here: a lane that comes late would miss the phase.
+        __syncwarp();
         ring.release(at);
     }
 }

@@ -1,13 +1,14 @@
-// The gradients of keys and values by warpgroups, from the statistics that `hopper_dq.cu` leaves.
+// The gradients of keys and values by warpgroups, from the statistics that `hopper_dq.cu` leaves. A head of keys has the sums over the heads
+// of queries that read it.
 
 // Two wide results leave no registers for the weights of products that are still on their way.
-constexpr bool TIGHT = WIDTH > 64;
+constexpr bool TIGHT = WIDTH > 96;
 
 // Earlier keys are seen by more.
 static __device__ __forceinline__ bool find_keys(const Mapped& p, int round, Work& work) {
     const Attention& of = p.backward.of;
     int rank;
-    if (!find_work(p, (int)of.keys, round, work, rank)) return false;
+    if (!find_work(p, (int)of.heads / (int)of.group, (int)of.keys, round, work, rank)) return false;
     work.first = rank * OWN;
     work.begin = first_query(of, last_key(of, 0), work.first);
     work.count = ((int)of.queries - work.begin + TILE - 1) / TILE;
@@ -15,18 +16,19 @@ static __device__ __forceinline__ bool find_keys(const Mapped& p, int round, Wor
 }
 
 static __device__ __forceinline__ void fetch_for_keys(const Mapped& p, Ring ring) {
-    u32 at = 0, turn = 0;
+    const int group = (int)p.backward.of.group, queries = (int)p.backward.of.queries;
+    u32 at = 0;
     Work work;
-    for (int round = 0; find_keys(p, round, work); ++round) {
-        if (work.head < 0) continue;
-        fetch_own(ring, &p.k, &p.v, work, turn++);
-        for (int i = 0; i < work.count; ++i, ++at) {
-            const int row = work.begin + i * TILE;
+    // One loop, of turns that are each a head of a round: few registers are left here.
+    for (int turn = 0; find_keys(p, turn / group, work) && work.head >= 0; ++turn) {
+        const int head = work.head * group + turn % group;
+        if (turn % group == 0) fetch_own(ring, &p.k, &p.v, work, turn / group);
+        for (int row = work.begin; row < queries; row += TILE, ++at) {
             mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
             mbarrier_arrive_expect_tx(ring.full(at), 2 * TILE_BYTES + ROWS_BYTES);
-            load_rows<PIECES>(ring.tile(at, 0), &p.q, ring.full(at), row, work.head, work.sequence);
-            load_rows<PIECES>(ring.tile(at, 1), &p.slope, ring.full(at), row, work.head, work.sequence);
-            bulk_load(ring.rows(at), rows_of(p, work) + row, ROWS_BYTES, ring.full(at));
+            load_rows<TILE>(ring.tile(at, 0), &p.q, ring.full(at), row, head, work.sequence);
+            load_rows<TILE>(ring.tile(at, 1), &p.slope, ring.full(at), row, head, work.sequence);
+            bulk_load(ring.rows(at), rows_of(p, work.sequence, head) + row, ROWS_BYTES, ring.full(at));
         }
     }
 }
@@ -56,18 +58,29 @@ static __device__ __forceinline__ void make_slopes(Scores& r_slope, const Scores
     }
 }
 
-// The queries that a warpgroup goes over: tiles from `begin` to `end`, of which those before `whole` do not see all its keys.
+// The queries of a head that a warpgroup goes over: tiles from `begin` to `end`, of which those before `whole` do not see all its keys; the
+// head's tiles end at `next`. `hidden` is how many queries of tile 0, counted from this thread's first column, do not see its first row.
 struct Facing {
-    u32 begin, end, whole;
-    int hidden;  // for the first of them
+    u32 begin, end, whole, next;
+    int hidden;
 };
+
+// `at` is the head's first tile.
+static __device__ __forceinline__ Facing face(const Attention& of, const Work& work, const Thread& thread, u32 at) {
+    const int last = (int)last_key(of, 0), first = work.first + thread.group * 64;
+    // Queries that see the first and the last key of the warpgroup.
+    const int begin = min(first_query(of, last, first), (int)of.queries), whole = first_query(of, last, first + 63);
+    const int skipped = min((begin - work.begin + TILE - 1) / TILE, work.count), tiles = first < (int)of.keys ? work.count : skipped;
+    const int hidden = MASK == CAUSAL ? work.first + thread.row - last - work.begin - thread.column + (int)at * TILE : 0;
+    return {at + skipped, at + tiles, at + (whole - work.begin + TILE - 1) / TILE, at + work.count, hidden};
+}
 
 // What the scores of a tile weight joins dk and dv, on its way; the scores are there.
 static __device__ __forceinline__ void weight_tile(Result& r_dk, Result& r_dv, Scores& r_s, Scores& r_slope, Weights& r_p, Weights& r_ds, Ring ring,
                                                    const float4* s_all_rows, const Facing& facing, u32 at) {
     const float4* s_rows = s_all_rows + at % STAGES * (ROWS_BYTES / 16);
     if ((int)(facing.whole - at) > 0) {
-        make_probabilities<true>(r_s, s_rows, facing.hidden - (int)(at - facing.begin) * TILE);
+        make_probabilities<true>(r_s, s_rows, facing.hidden - (int)at * TILE);
     } else {
         make_probabilities<false>(r_s, s_rows, 0);
     }
@@ -84,7 +97,7 @@ static __device__ __forceinline__ void weight_tile(Result& r_dk, Result& r_dv, S
     issue_weighted(r_dk, r_ds, ring.tile(at, 0));
 }
 
-// dk, but for the scale, and dv.
+// A head's share of dk, but for the scale, and of dv.
 template <int COUNT>
 static __device__ __forceinline__ void add_dk_dv(Result& r_dk, Result& r_dv, Ring ring, const float4* s_all_rows, const Thread& thread,
                                                  const Held<COUNT>& held, const Facing& facing) {
@@ -114,29 +127,29 @@ static __device__ __forceinline__ void work_on_keys(const Mapped& p, Ring ring, 
     const Attention& of = p.backward.of;
     const Thread thread = find_thread(ring);
     const int keys = (int)of.keys;
-    u32 at = 0, turn = 0;
+    u32 at = 0;
     Work work;
-    for (int round = 0; find_keys(p, round, work); ++round) {
-        if (work.head < 0) continue;
-        const int last = (int)last_key(of, 0), first = work.first + thread.group * 64;
-        // Queries that see the first and the last key of the warpgroup; the number of those that do not see a thread's first row.
-        const int begin = min(first_query(of, last, first), (int)of.queries), whole = first_query(of, last, first + 63);
-        const int skipped = min((begin - work.begin + TILE - 1) / TILE, work.count), tiles = first < keys ? work.count : skipped;
-        const int hidden = MASK == CAUSAL ? work.first + thread.row - last - (work.begin + skipped * TILE) - thread.column : 0;
-        mbarrier_wait(ring.own_full(), turn++ & 1);
+    for (int round = 0; find_keys(p, round, work) && work.head >= 0; ++round) {
+        mbarrier_wait(ring.own_full(), round & 1);
         Held<KEYS_HELD> held;
         held.load(s_base, thread);
         if constexpr (FREED) release_own(ring, thread);
-        skip_tiles(ring, at, at + skipped);
         Result r_dk, r_dv;
         clear(r_dk);
         clear(r_dv);
-        const Facing facing = {at + skipped, at + tiles, at + (whole - work.begin + TILE - 1) / TILE, hidden};
-        add_dk_dv(r_dk, r_dv, ring, (const float4*)(s_base + AT_ROWS) + thread.column / 2, thread, held, facing);
-        skip_tiles(ring, at + tiles, at + work.count);
-        at += work.count;
+#pragma unroll 1
+        for (int left = (int)of.group; left > 0; --left) {
+            // Found anew for every head: over the tiles of one nothing else of it has to be in registers.
+            find_keys(p, opaque(round), work);
+            const Facing facing = face(of, work, thread, at);
+            skip_tiles(ring, at, facing.begin);
+            add_dk_dv(r_dk, r_dv, ring, (const float4*)(s_base + AT_ROWS) + thread.column / 2, thread, held, facing);
+            skip_tiles(ring, facing.end, facing.next);
+            at = facing.next;
+        }
+        find_keys(p, opaque(round), work);
         if constexpr (!FREED) named_barrier_sync(GROUP_BARRIER + thread.group, 128);
-        const u64 rows = (work.sequence * of.heads + work.head) * of.keys * WIDTH;
+        const u64 rows = (work.sequence * (of.heads / of.group) + work.head) * of.keys * WIDTH;
         store_gradient(s_base, thread, 0, p.backward.g_dk + rows, work.first, keys, r_dk, SCALE);
         store_gradient(s_base, thread, 1, p.backward.g_dv + rows, work.first, keys, r_dv, 1.0f);
         if constexpr (!FREED) release_own(ring, thread);

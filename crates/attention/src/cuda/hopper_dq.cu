@@ -7,7 +7,7 @@
 // whatever the centre is. It is the delta of the keys seen when it was last set, and it is set anew, and the sums so far with it, where
 // a tile weighs half as much as all before it. So what is rounded is of the size of dp - delta, also where one key has all the weight.
 
-constexpr bool ONCE = WIDTH == 64;
+constexpr bool ONCE = WIDTH <= 80;
 // The largest score stays behind by up to so many powers of 2 before sums are scaled anew; f16 has none to spare for weighted slopes.
 constexpr float SLACK = STORAGE == 1 ? 0.0f : 8.0f;
 
@@ -15,7 +15,7 @@ constexpr float SLACK = STORAGE == 1 ? 0.0f : 8.0f;
 static __device__ __forceinline__ bool find_queries(const Mapped& p, int round, Work& work) {
     const Attention& of = p.backward.of;
     int rank;
-    if (!find_work(p, (int)of.queries, round, work, rank)) return false;
+    if (!find_work(p, (int)of.heads, (int)of.queries, round, work, rank)) return false;
     work.first = (((int)of.queries + OWN - 1) / OWN - 1 - rank) * OWN;
     work.begin = 0;
     work.count = (keys_seen(of, min(work.first + OWN, (int)of.queries) - 1) + TILE - 1) / TILE;
@@ -28,12 +28,13 @@ static __device__ __forceinline__ void fetch_for_queries(const Mapped& p, Ring r
     for (int round = 0; find_queries(p, round, work); ++round) {
         if (work.head < 0) continue;
         fetch_own(ring, &p.q, &p.slope, work, turn++);
+        const int key_head = work.head / (int)p.backward.of.group;
         for (int i = 0; i < (ONCE ? 1 : 2) * work.count; ++i, ++at) {
             const int row = (i < work.count ? i : i - work.count) * TILE;
             mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
             mbarrier_arrive_expect_tx(ring.full(at), 2 * TILE_BYTES);
-            load_rows<PIECES>(ring.tile(at, 0), &p.k, ring.full(at), row, work.head, work.sequence);
-            load_rows<PIECES>(ring.tile(at, 1), &p.v, ring.full(at), row, work.head, work.sequence);
+            load_rows<TILE>(ring.tile(at, 0), &p.k, ring.full(at), row, key_head, work.sequence);
+            load_rows<TILE>(ring.tile(at, 1), &p.v, ring.full(at), row, key_head, work.sequence);
         }
     }
 }
@@ -277,7 +278,7 @@ static __device__ __forceinline__ void work_on_queries(const Mapped& p, Ring rin
         for (int half = 0; half < 2; ++half) {
             // Zeros beyond the last query: its slopes are zeros too, so nothing is added.
             const bool exists = row + half * 8 < queries;
-            if (thread.column == 0) rows_of(p, work)[row + half * 8] = exists ? rows[half] : make_float2(0.0f, 0.0f);
+            if (thread.column == 0) rows_of(p, work.sequence, work.head)[row + half * 8] = exists ? rows[half] : make_float2(0.0f, 0.0f);
         }
         if constexpr (!FREED) named_barrier_sync(GROUP_BARRIER + thread.group, 128);
         Element* g_dq = p.backward.g_dq + (work.sequence * of.heads + work.head) * of.queries * WIDTH;

@@ -149,7 +149,9 @@ impl RowExchange {
     pub(super) fn new(request: ExchangeRequest<'_>, target: &CudaTarget) -> Option<RowExchange> {
         let (Some(&norm), Some(alone)) = (request.norm, request.alone()) else { return None };
         let cols = request.cols();
-        let groups = Groups::new(request.kernel, &request.shape, target)?;
+        // Heads fill whole pieces of a row of the result.
+        let whole = matches!(request.kernel.width, 64 | 128);
+        let groups = Groups::new(request.kernel, &request.shape, target).filter(|_| whole)?;
         // Columns that do not fill a part of 128 have parts of 64.
         let groups = match request.product {
             Some(_) if !cols.is_multiple_of(groups.queries()) && request.kernel.width == 64 => Groups::NARROW_FEW,

@@ -248,7 +248,11 @@ mod gradient {
             let plain = kernel(dtype, mask);
             assert!(takes(plain, prompt, 0, Arch::Sm90a) && !takes(plain, prompt, 0, Arch::Sm80));
             assert!(takes(AttentionKernel { width: 128, ..plain }, prompt, 0, Arch::Sm90a));
-            assert!(!takes(AttentionKernel { width: 32, ..plain }, prompt, 0, Arch::Sm90a));
+            // Rows of these strides may be of any width that is whole products.
+            for (width, whole) in [(16, true), (24, false), (80, true), (96, true), (136, false), (144, false)] {
+                assert_eq!(takes(AttentionKernel { width, ..plain }, prompt, 0, Arch::Sm90a), whole, "{width}");
+            }
+            assert!(takes(AttentionKernel { group: 4, ..plain }, prompt, 0, Arch::Sm90a));
             assert!(!takes(AttentionKernel { scale: -1.0, ..plain }, prompt, 0, Arch::Sm90a));
             let dropout = Some(DropoutRule { probability: 0.5, offset: 3 });
             assert!(!takes(AttentionKernel { dropout, ..plain }, prompt, 0, Arch::Sm90a));
@@ -284,6 +288,10 @@ mod gradient {
         assert_eq!(list(causal, [8, 12, 1024, 1024], Arch::Sm90a), (both, 8 * 12 * 1024 * 8));
         let both = vec![("backward_queries", 24, 384, 134_224), ("backward_keys", 12, 384, 134_224)];
         assert_eq!(list(causal, [1, 12, 129, 65], Arch::Sm90a), (both, 12 * 256 * 8));
+        // Keys of a head that several heads read are gone over once.
+        let both = vec![("backward_queries", 24, 384, 199_760), ("backward_keys", 6, 384, 199_760)];
+        let grouped = AttentionKernel { group: 4, width: 96, ..causal };
+        assert_eq!(list(grouped, [1, 12, 129, 193], Arch::Sm90a), (both, 12 * 256 * 8));
         let single = kernel(Dtype::F32, AttentionMask::Causal);
         let both = vec![("backward_queries", 24, 256, 0), ("backward_keys", 36, 256, 0)];
         assert_eq!(list(single, [1, 12, 65, 129], Arch::Sm90a), (both, 12 * 65 * 16));

@@ -36,7 +36,8 @@ template <int LEADING> static __device__ __forceinline__ u64 matrix_descriptor(u
 // 16 w on; with g = lane / 4 and t = lane % 4 its registers 4 j on are (g, 8 j + 2 t), the next column, and both of row g + 8. Each d is
 // one instruction, so its registers stand in a list.
 // - from_shared: a is a descriptor, its rows along the sum, or where TRANSPOSED_A its columns.
-// - from_registers: a is in registers as d lies, narrowed to pairs. N is 64 or 128.
+// - from_registers: a is in registers as d lies, narrowed to pairs. N is at most 128.
+// N of 16, 32, 48, 80 and 112 are there for heads of attention, from registers alone.
 // TRANSPOSED: columns of b are contiguous, not the axis of the sum.
 // KIND 3 is bytes with a sign: 64 x 32 and 32 x N, so as many bytes, with exact sums of 32 bits. The axis of the sum is contiguous in both.
 template <int N, int KIND> struct Wgmma;
@@ -48,13 +49,14 @@ template <int N, int KIND> struct Wgmma;
 #define FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
 #define SIXTY_FOUR(i) SIXTEEN(i), SIXTEEN(i + 16), SIXTEEN(i + 32), SIXTEEN(i + 48)
-#define SUMS_64 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-    "%24, %25, %26, %27, %28, %29, %30, %31"
-#define SUMS_96 SUMS_64 ", " \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define SUMS_128 SUMS_96 ", " \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SUMS_16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SUMS_32 SUMS_16 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUMS_48 SUMS_32 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define SUMS_64 SUMS_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS_80 SUMS_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define SUMS_96 SUMS_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define SUMS_112 SUMS_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define SUMS_128 SUMS_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
 #define SUMS_144 SUMS_128 ", " \
     "%64, %65, %66, %67, %68, %69, %70, %71"
 #define SUMS_160 SUMS_144 ", " \
@@ -66,6 +68,24 @@ template <int N, int KIND> struct Wgmma;
 #define SUMS_256 SUMS_224 ", " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
+template <int KIND> struct Wgmma<16, KIND> {
+    template <int TRANSPOSED> static __device__ __forceinline__ void from_registers(float (&d)[8], const u32 (&a)[4], u64 b, int add) {
+        WGMMA_OF_KIND(16, SUMS_16, "{%8, %9, %10, %11}, %12, p, 1, 1, %14", "%13", FOUR(0), FOUR(4)
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
+    }
+};
+template <int KIND> struct Wgmma<32, KIND> {
+    template <int TRANSPOSED> static __device__ __forceinline__ void from_registers(float (&d)[16], const u32 (&a)[4], u64 b, int add) {
+        WGMMA_OF_KIND(32, SUMS_32, "{%16, %17, %18, %19}, %20, p, 1, 1, %22", "%21", SIXTEEN(0)
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
+    }
+};
+template <int KIND> struct Wgmma<48, KIND> {
+    template <int TRANSPOSED> static __device__ __forceinline__ void from_registers(float (&d)[24], const u32 (&a)[4], u64 b, int add) {
+        WGMMA_OF_KIND(48, SUMS_48, "{%24, %25, %26, %27}, %28, p, 1, 1, %30", "%29", SIXTEEN(0), FOUR(16), FOUR(20)
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
+    }
+};
 template <int KIND> struct Wgmma<64, KIND> {
     template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[32], u64 a, u64 b, int add) {
         WGMMA_OF_KIND(64, SUMS_64, "%32, %33, p, 1, 1, %36, %35", "%34", SIXTEEN(0), SIXTEEN(16)
@@ -76,10 +96,26 @@ template <int KIND> struct Wgmma<64, KIND> {
                       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
     }
 };
+template <int KIND> struct Wgmma<80, KIND> {
+    template <int TRANSPOSED> static __device__ __forceinline__ void from_registers(float (&d)[40], const u32 (&a)[4], u64 b, int add) {
+        WGMMA_OF_KIND(80, SUMS_80, "{%40, %41, %42, %43}, %44, p, 1, 1, %46", "%45", SIXTEEN(0), SIXTEEN(16), FOUR(32), FOUR(36)
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
+    }
+};
 template <int KIND> struct Wgmma<96, KIND> {
     template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[48], u64 a, u64 b, int add) {
         WGMMA_OF_KIND(96, SUMS_96, "%48, %49, p, 1, 1, %52, %51", "%50", SIXTEEN(0), SIXTEEN(16), SIXTEEN(32)
                       : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED), "n"(TRANSPOSED_A));
+    }
+    template <int TRANSPOSED> static __device__ __forceinline__ void from_registers(float (&d)[48], const u32 (&a)[4], u64 b, int add) {
+        WGMMA_OF_KIND(96, SUMS_96, "{%48, %49, %50, %51}, %52, p, 1, 1, %54", "%53", SIXTEEN(0), SIXTEEN(16), SIXTEEN(32)
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
+    }
+};
+template <int KIND> struct Wgmma<112, KIND> {
+    template <int TRANSPOSED> static __device__ __forceinline__ void from_registers(float (&d)[56], const u32 (&a)[4], u64 b, int add) {
+        WGMMA_OF_KIND(112, SUMS_112, "{%56, %57, %58, %59}, %60, p, 1, 1, %62", "%61", SIXTEEN(0), SIXTEEN(16), SIXTEEN(32), FOUR(48), FOUR(52)
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
     }
 };
 template <int KIND> struct Wgmma<128, KIND> {

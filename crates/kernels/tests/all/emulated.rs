@@ -5,6 +5,7 @@
 
 mod accesses;
 mod attention;
+mod attention_gradient;
 mod bytes;
 mod cross_entropy;
 mod experts;
@@ -87,7 +88,7 @@ fn the_machine_itself() {
 }
 
 /// What stands in a text, what stands there by mistake, and what is said of it.
-type Mistake = (&'static str, &'static str, &'static str);
+type Mistake<'a> = (&'a str, &'a str, &'a str);
 
 /// A kernel, its launch as its driver reads it, and the driver.
 struct Launched {

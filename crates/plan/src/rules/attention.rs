@@ -7,7 +7,7 @@ use crate::calls::{is_attention, is_attention_gradient, is_recomputed_attention,
 use crate::chain::{AttentionLink, Chain, Link, Reach, Side};
 use crate::kind::{GroupKind, kernel_kind};
 use crate::reason::Reason;
-use crate::rules::gradient::gradient_link;
+use crate::rules::gradient::{Ending, gradient_link};
 use crate::rules::rows::Rules;
 use crate::space::Space;
 
@@ -81,19 +81,26 @@ impl<'a> Rules<'a> {
         self.chain_around(prologue, matmuls, epilogue)
     }
 
-    /// A whole gradient call, and before it the scores that are computed again for it.
+    /// A whole gradient call, before it the scores that are computed again for it, and after it what its gradients become: the same in
+    /// another shape, or sums over heads that share keys.
     fn attention_gradient(
         &self,
         nodes: &[NodeId],
         rest: &[NodeId],
         leaves: &dyn Fn(NodeId) -> bool,
     ) -> Result<Chain, Reason> {
-        if let Some(&other) = rest.iter().find(|&&id| !is_recomputed_attention(self.graph, id)) {
+        let outputs: Vec<NodeId> = nodes.iter().copied().filter(|&id| leaves(id)).collect();
+        let (after, core): (Vec<NodeId>, Vec<NodeId>) =
+            nodes.iter().partition(|id| rest.contains(id) && !is_recomputed_attention(self.graph, **id));
+        let endings: Vec<Ending> =
+            outputs.iter().filter_map(|&id| Ending::of(self.graph, self.placement, &core, id)).collect();
+        let explained = |id: &NodeId| endings.iter().any(|ending| ending.nodes.contains(id));
+        let link = gradient_link(self.graph, self.placement, &core, &endings);
+        // What follows is part of the kernel, or there is a kernel of the gradient and one of what follows.
+        if let Some(&other) = after.iter().find(|id| link.is_none() || !explained(id)) {
             let consumer = kernel_kind(self.graph, self.placement, other);
             return Err(Reason::OtherKernel { producer: GroupKind::Attention, consumer });
         }
-        let outputs: Vec<NodeId> = nodes.iter().copied().filter(|&id| leaves(id)).collect();
-        let link = gradient_link(self.graph, self.placement, nodes, &outputs);
         Ok(Chain::of(Link::AttentionGradient(link)))
     }
 

@@ -1,33 +1,124 @@
-//! The operands of a gradient of attention.
+//! The operands of a gradient of attention, and what its gradients become in the same kernel.
 //!
-//! They are known if the group is exactly what [`differentiate`] makes of an attention call, the scores included: it reads operands
+//! The operands are known if the group is exactly what [`differentiate`] makes of an attention call, the scores included: it reads operands
 //! and the gradient of the result, and stores the gradients of queries, keys and values. What that is is not written down here: an
 //! attention call of the same sizes is differentiated and compared with the group, node by node.
 
 use std::collections::{HashMap, HashSet};
 
-use deuteron_graph::{BinaryOp, Composite, Dtype, Graph, Mask, NodeId, Op, differentiate};
+use deuteron_graph::{BinaryOp, Composite, Dtype, Graph, Mask, NodeId, Op, Shape, View, differentiate};
 
 use crate::chain::{AttentionGradientLink, AttentionRequest};
-use crate::layout::Placement;
+use crate::layout::{Layout, Placement, merge_contiguous};
+
+/// A gradient and what is stored of it.
+#[derive(Debug, Clone)]
+pub(super) struct Ending {
+    /// of the call
+    pub gradient: NodeId,
+    /// what is made of it, the last one stored; none where it is stored itself
+    pub nodes: Vec<NodeId>,
+    /// heads that are summed, of the axis before positions; 1 where none are
+    pub group: usize,
+}
+
+impl Ending {
+    /// The gradient, made by one of `core`, that `stored` holds in its own order, or the sums of over the heads of groups.
+    pub fn of(graph: &Graph, placement: &Placement, core: &[NodeId], stored: NodeId) -> Option<Ending> {
+        let is_core = |id: NodeId| core.binary_search(&id).is_ok();
+        let mut nodes = Vec::new();
+        let mut at = stored;
+        // The same elements in another shape.
+        if !is_core(at)
+            && let Some((base, layout)) = copied(graph, placement, at)
+        {
+            if !layout.is_contiguous() || layout.shape.elements() != graph.node(base).shape.elements() {
+                return None;
+            }
+            nodes.push(at);
+            at = base;
+        }
+        if is_core(at) {
+            return Some(Ending { gradient: at, nodes, group: 1 });
+        }
+        let node = graph.node(at);
+        nodes.push(at);
+        // Heads of a group are the rows of the sum, written out so or read in place.
+        let placed = placement.get(*node.inputs.first()?).filter(|_| node.op == Op::ColumnSum)?;
+        let (gradient, layout) = match is_core(placed.base) {
+            true => (placed.base, placed.layout.clone()),
+            false => {
+                nodes.push(placed.base);
+                let whole = placed.layout.is_contiguous()
+                    && placed.layout.shape.elements() == graph.node(placed.base).shape.elements();
+                copied(graph, placement, placed.base).filter(|(base, _)| whole && is_core(*base))?
+            }
+        };
+        let shape = &graph.node(gradient).shape;
+        let axis = shape.rank().checked_sub(3)?;
+        let (outer, inner) = (shape[..axis].iter().product::<usize>(), shape[axis + 1] * shape[axis + 2]);
+        let (group, columns) = (shape[axis], node.shape.elements());
+        let heads = merge_contiguous(&Shape::from([group, outer, inner]), &[inner, group * inner, 1]);
+        let in_order = layout.offset == 0 && merge_contiguous(&layout.shape, &layout.strides) == heads;
+        (in_order && columns == outer * inner).then_some(Ending { gradient, nodes, group })
+    }
+}
+
+/// Nodes after the gradient of attention, made by `core`, that its kernel may take, in order. `readers` of a node are those of its buffer.
+pub(crate) fn after_gradient(
+    graph: &Graph,
+    placement: &Placement,
+    core: &[NodeId],
+    readers: &[Vec<NodeId>],
+) -> Vec<NodeId> {
+    let mut after = Vec::new();
+    for &id in core.iter().filter(|id| matches!(graph.node(**id).op, Op::Matmul { .. })) {
+        // A copy, a sum and a copy at most. What has other readers too is stored for them.
+        let follows = |&id: &NodeId| match readers[id.index()].as_slice() {
+            &[reader] if core.binary_search(&reader).is_err() => Some(reader),
+            _ => None,
+        };
+        let path: Vec<NodeId> = std::iter::successors(follows(&id), follows).take(3).collect();
+        let whole = |&&stored: &&NodeId| Ending::of(graph, placement, core, stored).is_some();
+        if let Some(ending) = path.iter().rev().find(whole).and_then(|&id| Ending::of(graph, placement, core, id)) {
+            after.extend(ending.nodes);
+        }
+    }
+    after.sort_unstable();
+    after
+}
+
+/// What a copy holds: the value that it is of, and how its elements lie in that in their order.
+fn copied(graph: &Graph, placement: &Placement, copy: NodeId) -> Option<(NodeId, Layout)> {
+    let node = graph.node(copy);
+    let Op::View(view) = &node.op else { return None };
+    let placed = placement.get(*node.inputs.first()?)?;
+    // A shape that strides cannot express has the order of its operand.
+    let layout = placed.layout.view(view).or_else(|| matches!(view, View::Reshape(_)).then(|| placed.layout.clone()));
+    Some((placed.base, layout?))
+}
 
 /// What a group reads and stores as the gradient of an attention call, or `None` if it is not exactly that.
 pub(super) fn gradient_link(
     graph: &Graph,
     placement: &Placement,
     nodes: &[NodeId],
-    outputs: &[NodeId],
+    endings: &[Ending],
 ) -> Option<AttentionGradientLink> {
     // Gradients leave; which is which is found by trying, as queries and keys may have one shape.
-    let &[first, second, third] = outputs else { return None };
+    let [first, second, third] = endings else { return None };
     let guess = Guess::new(graph, nodes)?;
     let attention = guess.call(graph)?;
     let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
     let outputs = [first, second, third];
-    let (gradients, same) = orders.iter().find_map(|order| {
-        let gradients = order.map(|position| outputs[position]);
-        attention.compare(graph, gradients).map(|same| (gradients, same))
+    let (endings, same) = orders.iter().find_map(|order| {
+        let endings = order.map(|position| outputs[position]);
+        attention.compare(graph, endings.map(|ending| ending.gradient)).map(|same| (endings, same))
     })?;
+    let group = endings[1].group;
+    if endings[0].group != 1 || endings[2].group != group {
+        return None;
+    }
     let made: HashSet<NodeId> = same.inside.iter().copied().filter(|&id| placement.needs_kernel(graph, id)).collect();
     if made.len() != nodes.len() || !nodes.iter().all(|id| made.contains(id)) {
         return None;
@@ -45,7 +136,9 @@ pub(super) fn gradient_link(
         positions: None,
         seed: attention.seed.and_then(leaf),
     };
-    Some(AttentionGradientLink { request, result_gradient: leaf(attention.result_gradient)?, gradients })
+    let result_gradient = leaf(attention.result_gradient)?;
+    let gradients = endings.map(|ending| ending.nodes.first().copied().unwrap_or(ending.gradient));
+    Some(AttentionGradientLink { request, result_gradient, gradients, group })
 }
 
 /// The attention that a group may be the gradient of: what is read off its nodes, to be confirmed.

@@ -7,6 +7,7 @@ mod loss;
 mod matmul;
 mod rows;
 
+pub(crate) use gradient::after_gradient;
 pub(crate) use rows::Rules;
 
 use deuteron_graph::{NodeId, is_recomputed};

@@ -11,7 +11,7 @@ use deuteron_graph::{Callee, NodeId, Op, is_recomputed};
 
 use crate::between::Between;
 use crate::bits::Bits;
-use crate::calls::{is_attention, is_loss, is_recomputed_attention, stores_scores};
+use crate::calls::{is_attention, is_attention_gradient, is_loss, is_recomputed_attention, stores_scores};
 use crate::chain::Structure;
 use crate::cost::{Cost, cost};
 use crate::draft::Draft;
@@ -19,7 +19,7 @@ use crate::grouping::Grouping;
 use crate::kind::GroupKind;
 use crate::layout::pattern_source;
 use crate::reason::Reason;
-use crate::rules::Rules;
+use crate::rules::{Rules, after_gradient};
 use crate::target::Target;
 
 /// Position of an atom, in an order in which operands come before users.
@@ -144,7 +144,25 @@ impl<'a> Problem<'a> {
 
     /// What no merging of pairs reaches: the atoms of each attention call and of each of its gradients, and all matmuls of one left operand.
     pub fn seeds(&self) -> Vec<Vec<Atom>> {
-        self.attention_seeds().into_iter().chain(self.shared_operand_seeds()).collect()
+        let attention = self.attention_seeds();
+        let ended: Vec<Vec<Atom>> = attention.iter().filter_map(|seed| self.with_ending(seed)).collect();
+        attention.into_iter().chain(ended).chain(self.shared_operand_seeds()).collect()
+    }
+
+    /// The atoms of a gradient of attention, and of what its gradients become: sums over heads that share keys, for keys and for values.
+    fn with_ending(&self, seed: &[Atom]) -> Option<Vec<Atom>> {
+        let Rules { graph, placement, .. } = self.rules;
+        let nodes = self.nodes(seed);
+        let call = |id: &NodeId| &graph.calls()[graph.node(*id).call.index()];
+        if !nodes.iter().any(|id| is_attention_gradient(call(id))) {
+            return None;
+        }
+        let after = after_gradient(graph, placement, &nodes, &self.readers);
+        let mut atoms = seed.to_vec();
+        atoms.extend(after.iter().filter_map(|id| self.atom_of[id.index()]));
+        atoms.sort_unstable();
+        atoms.dedup();
+        (self.nodes(&atoms).len() == nodes.len() + after.len() && atoms.len() > seed.len()).then_some(atoms)
     }
 
     /// Matmuls of one left operand, three at most: of three there may be a kernel that is worth it where there is none of two.

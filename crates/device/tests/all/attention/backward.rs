@@ -104,6 +104,13 @@ fn every_kernel_compiles_without_spills() {
             kernels.push((kernel, BackwardVariant::Hopper, Arch::Sm90a));
         }
     }
+    // Masks and storage types take turns.
+    for (turn, width) in [16, 32, 48, 80, 96, 112].into_iter().enumerate() {
+        for mask in [AttentionMask::Full, AttentionMask::Causal] {
+            let dtype = [Dtype::Bf16, Dtype::F16][(turn + usize::from(mask == AttentionMask::Full)) % 2];
+            kernels.push((named_kernel(dtype, width, mask, false), BackwardVariant::Hopper, Arch::Sm90a));
+        }
+    }
     compile(&compiler, &kernels);
 }
 
@@ -126,10 +133,11 @@ impl Case {
         let [batch, heads, queries, keys] = sizes;
         let mut numbers = Numbers(sizes.iter().fold(kernel.width as u64, |seed, &size| seed * 31 + size as u64));
         let rows = batch * heads * kernel.width;
+        let key_rows = rows / kernel.group;
         let mut tensors = vec![
             (Operand(Q), numbers.take(rows * queries, spread), 0),
-            (Operand(K), numbers.take(rows * keys, 1.0), 0),
-            (Operand(V), numbers.take(rows * keys, 1.0), 0),
+            (Operand(K), numbers.take(key_rows * keys, 1.0), 0),
+            (Operand(V), numbers.take(key_rows * keys, 1.0), 0),
             (ResultGradient, numbers.take(rows * queries, 1.0), 0),
         ];
         if let AttentionMask::Additive(_) = kernel.mask {
@@ -183,7 +191,9 @@ impl Case {
     /// Elements of the gradients.
     fn elements(&self) -> [usize; 3] {
         let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
-        [queries, keys, keys].map(|positions| batch * heads * positions * self.kernel.width)
+        let key_heads = heads / self.kernel.group;
+        [(heads, queries), (key_heads, keys), (key_heads, keys)]
+            .map(|(heads, positions)| batch * heads * positions * self.kernel.width)
     }
 
     /// Made ready by kernels, with its inputs.
@@ -241,8 +251,9 @@ impl Case {
         let scale = f64::from(scale);
         let mut sums = self.elements().map(|elements| vec![[0.0; 2]; elements]);
         let mut largest = 0.0_f64;
+        let group = self.kernel.group;
         for (b, h) in (0..batch * heads).map(|head| (head / heads, head % heads)) {
-            let own_keys: Vec<_> = (0..keys).map(|j| (k(b, h, j), v(b, h, j))).collect();
+            let own_keys: Vec<_> = (0..keys).map(|j| (k(b, h / group, j), v(b, h / group, j))).collect();
             for i in 0..queries {
                 let (query, slope) = (q(b, h, i), gradient(b, h, i));
                 let seen = match kind {
@@ -268,10 +279,12 @@ impl Case {
                 let delta = of_keys.iter().fold([0.0; 2], |[sum, size], (p, _, [x, y])| [sum + p * x, size + p * y]);
                 for (j, (p, kept, [x, y])) in of_keys.into_iter().enumerate() {
                     let weight = [p * (x - delta[0]) * scale, (p * (y + delta[1]) + least) * scale.abs()];
-                    let at = |position: usize, positions: usize| ((b * heads + h) * positions + position) * width;
-                    add(&mut sums[0][at(i, queries)..][..width], weight, &own_keys[j].0);
-                    add(&mut sums[1][at(j, keys)..][..width], weight, &query);
-                    add(&mut sums[2][at(j, keys)..][..width], [p * kept, p * kept + least], &slope);
+                    let at_query = ((b * heads + h) * queries + i) * width;
+                    // A head of keys has the sums over its group.
+                    let at_key = ((b * heads + h) / group * keys + j) * width;
+                    add(&mut sums[0][at_query..][..width], weight, &own_keys[j].0);
+                    add(&mut sums[1][at_key..][..width], weight, &query);
+                    add(&mut sums[2][at_key..][..width], [p * kept, p * kept + least], &slope);
                 }
             }
         }
@@ -285,7 +298,7 @@ impl Case {
         let got = self.run(device, variant);
         // A probability is off by what its score is off, and on matrix units by its own rounding; a sum by the root of its
         // terms; a few of each. Then the result is rounded.
-        let positions = (self.shape.keys.max(self.shape.queries) as f64).sqrt();
+        let positions = (self.shape.keys.max(self.shape.queries * self.kernel.group) as f64).sqrt();
         let terms = (width as f64).sqrt() * (largest + 1.0) + largest + positions;
         let single =
             4.0 * f64::from(f32::EPSILON) * (terms + 4.0) + if dtype == Dtype::F32 { 0.0 } else { epsilon(dtype) };
@@ -479,6 +492,79 @@ fn extreme_scores_and_scales_hold() {
     }
 }
 
+/// The GPU, if the gradients of 16-bit heads go by warpgroups there.
+fn hopper() -> Option<Cuda> {
+    let device = gpu(true)?;
+    let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
+    let is_one = target.arch.has_wgmma();
+    if !is_one {
+        println!("skipped, since this test needs a Hopper GPU: this one is {}", target.arch);
+    }
+    is_one.then_some(device)
+}
+
+/// Every odd length, both masks, groups of 1 to 8 heads.
+fn check_warpgroups(dtype: Dtype, width: usize) {
+    let Some(device) = hopper() else { return };
+    for mask in [AttentionMask::Causal, AttentionMask::Full] {
+        let kernel = |group: usize| AttentionKernel { group, ..named_kernel(dtype, width, mask, false) };
+        let check = |group: usize, sizes: [usize; 4]| {
+            Case::new(kernel(group), sizes, 1.0).check(&device, Some(BackwardVariant::Hopper));
+        };
+        for (turn, length) in [1, 2, 17, 64, 127, 128, 129, 1000].into_iter().enumerate() {
+            let group = [1, 2, 4, 8][turn % 4];
+            check(group, [1 + turn % 2, 8, length, length]);
+        }
+        check(4, [1, 4, 1500, 1500]);
+        // More keys than queries, and more queries than keys, of which the first see none if causal.
+        for (group, [queries, keys]) in [(2, [72, 200]), (4, [200, 72]), (1, [65, 321]), (8, [321, 65]), (2, [127, 1])]
+        {
+            check(group, [2, 8, queries, keys]);
+        }
+        if mask == AttentionMask::Full {
+            check(2, [1, 4, 1, 129]);
+            check(4, [1, 4, 129, 17]);
+        }
+        // More blocks than run at once.
+        check(2, [3, 68, 300, 300]);
+    }
+}
+
+#[test]
+fn every_bf16_gradient_by_warpgroups_matches_64() {
+    check_warpgroups(Dtype::Bf16, 64);
+}
+
+#[test]
+fn every_f16_gradient_by_warpgroups_matches_64() {
+    check_warpgroups(Dtype::F16, 64);
+}
+
+#[test]
+fn every_bf16_gradient_by_warpgroups_matches_128() {
+    check_warpgroups(Dtype::Bf16, 128);
+}
+
+#[test]
+fn every_f16_gradient_by_warpgroups_matches_128() {
+    check_warpgroups(Dtype::F16, 128);
+}
+
+/// Zeros stand in shared memory beyond the width, and nothing of them is stored.
+#[test]
+fn every_width_of_a_gradient_by_warpgroups_matches() {
+    let Some(device) = hopper() else { return };
+    for (turn, width) in [16, 32, 48, 80, 96, 112].into_iter().enumerate() {
+        for mask in [AttentionMask::Causal, AttentionMask::Full] {
+            let dtype = [Dtype::Bf16, Dtype::F16][(turn + usize::from(mask == AttentionMask::Full)) % 2];
+            for (group, [queries, keys]) in [(1, [129, 129]), (2, [1500, 1500]), (4, [127, 255]), (1, [200, 72])] {
+                let kernel = AttentionKernel { group, ..named_kernel(dtype, width, mask, false) };
+                Case::new(kernel, [2, 4, queries, keys], 1.0).check(&device, Some(BackwardVariant::Hopper));
+            }
+        }
+    }
+}
+
 /// torch's math path computes in f32 and rounds once: its error is that of rounding.
 #[test]
 fn errors_are_at_most_three_times_those_of_the_math_path() {
@@ -573,6 +659,13 @@ fn backward_tiles_side_by_side() {
     print(causal, [8, 12, 1024, 1024], &narrow);
     print(causal, [1, 12, 1024, 1024], &narrow);
     print(causal, [4, 12, 4096, 4096], &narrow);
+    let shared = |width: usize| AttentionKernel { width, group: 4, ..causal };
+    print(shared(128), [1, 32, 4096, 4096], &[None]);
+    print(shared(64), [1, 32, 4096, 4096], &[None]);
+    for width in [80, 96] {
+        let other = AttentionKernel { width, ..causal };
+        print(other, [8, 16, 1024, 1024], &[None, wide_variants[1]]);
+    }
     print(wide, [4, 16, 4096, 4096], &wide_variants);
     print(wide, [8, 16, 1024, 1024], &wide_variants[..2]);
     print(dropped, [8, 12, 1024, 1024], &[None]);

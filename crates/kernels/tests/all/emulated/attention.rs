@@ -173,6 +173,27 @@ fn heads_of_128() {
     check("heads_of_128_full", HOPPER, &wide, kernel(Dtype::F16, 128, AttentionMask::Full), &cases);
 }
 
+/// Columns beyond the width are zeros in shared memory, and are never stored.
+#[test]
+fn heads_of_other_widths() {
+    for (width, groups) in [(16, Groups::NARROW), (48, Groups::NARROW_FEW)] {
+        let causal = kernel(Dtype::Bf16, width, AttentionMask::Causal);
+        let cases = [
+            Case { seeds: 1, ..Case::new([1, 2, 129, 129]) },
+            Case { order: Order::Positions, seeds: 1, ..Case::new([2, 2, 65, 193]) },
+        ];
+        check(&format!("heads_of_{width}"), HOPPER, &[ForwardVariant::Hopper(groups)], causal, &cases);
+    }
+    let wide = [Groups::WIDE, Groups::WIDE_FEW].map(ForwardVariant::Hopper);
+    for (width, mask) in [(80, AttentionMask::Causal), (112, AttentionMask::Full)] {
+        let cases = [
+            Case { seeds: 1, ..Case::new([1, 2, 129, 129]) },
+            Case { order: Order::Positions, processors: 1, seeds: 1, ..Case::new([1, 2, 72, 200]) },
+        ];
+        check(&format!("heads_of_{width}"), HOPPER, &wide, kernel(Dtype::Bf16, width, mask), &cases);
+    }
+}
+
 #[test]
 fn matrix_units_of_a_warp() {
     let tiles = ForwardVariant::Tensor(Tiles { warps: 4, atoms: 1, keys: 32, blocks: 2 });

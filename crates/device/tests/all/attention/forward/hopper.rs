@@ -7,10 +7,12 @@ use super::*;
 
 const PLAIN: [AttentionMask; 2] = [AttentionMask::Full, AttentionMask::Causal];
 const LENGTHS: [usize; 8] = [1, 17, 64, 127, 128, 129, 1000, 1024];
+/// All widths of heads.
+const WIDTHS: [usize; 8] = [16, 32, 48, 64, 80, 96, 112, 128];
 
 /// All ways a block is cut for heads of a width.
 fn groups(width: usize) -> [Groups; 2] {
-    if width == 64 { [Groups::NARROW, Groups::NARROW_FEW] } else { [Groups::WIDE, Groups::WIDE_FEW] }
+    if width <= 64 { [Groups::NARROW, Groups::NARROW_FEW] } else { [Groups::WIDE, Groups::WIDE_FEW] }
 }
 
 fn variants(width: usize) -> [Option<ForwardVariant>; 2] {
@@ -21,8 +23,9 @@ fn variants(width: usize) -> [Option<ForwardVariant>; 2] {
 fn every_cut_compiles_without_spills() {
     let Some(compiler) = compiler() else { return };
     let mut kernels = Vec::new();
-    for width in [64, 128] {
-        for (mask, dtype) in PLAIN.into_iter().zip([Dtype::F16, Dtype::Bf16]) {
+    for (turn, width) in WIDTHS.into_iter().enumerate() {
+        let dtypes = [[Dtype::F16, Dtype::Bf16], [Dtype::Bf16, Dtype::F16]][turn % 2];
+        for (mask, dtype) in PLAIN.into_iter().zip(dtypes) {
             for groups in groups(width) {
                 let kernel = named_kernel(dtype, width, mask, false);
                 kernels.push((kernel, ForwardVariant::Hopper(groups), Arch::Sm90a));
@@ -85,6 +88,22 @@ fn every_f16_length_of_128_matches() {
     check_lengths(&device, Dtype::F16, 128);
 }
 
+/// Zeros stand in shared memory beyond the width, and nothing of them is stored.
+#[test]
+fn every_width_matches() {
+    let Some(device) = hopper() else { return };
+    for (turn, width) in WIDTHS.into_iter().enumerate() {
+        let dtypes = [[Dtype::F16, Dtype::Bf16], [Dtype::Bf16, Dtype::F16]][turn % 2];
+        for (mask, dtype) in PLAIN.into_iter().zip(dtypes) {
+            for (group, [queries, keys]) in [(1, [129, 129]), (2, [1500, 1500]), (4, [127, 255]), (1, [72, 200])] {
+                let kernel = AttentionKernel { group, ..named_kernel(dtype, width, mask, false) };
+                let case = Case::new(kernel, [2, 4, queries, keys], 1.0);
+                variants(width).into_iter().for_each(|variant| case.check(&device, variant));
+            }
+        }
+    }
+}
+
 #[test]
 fn long_sequences_match() {
     let Some(device) = hopper() else { return };
@@ -132,7 +151,7 @@ fn chosen(device: &Cuda, case: &Case) -> ForwardVariant {
 fn fused_operands_are_mapped_in_place() {
     let Some(device) = hopper() else { return };
     for dtype in [Dtype::F16, Dtype::Bf16] {
-        for width in [64, 128] {
+        for width in [48, 64, 80, 128] {
             for length in [64, 67, 200] {
                 for (start, maps) in [(0, true), (8, true), (1, false), (4, false)] {
                     let kernel = named_kernel(dtype, width, AttentionMask::Causal, false);
