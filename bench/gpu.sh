@@ -8,7 +8,7 @@
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
-# h200-row-ladder.csv, h200-attention-ladder.csv, h200-launch-ladder.csv, h200-attention-peers.csv, h200-matmul.csv, h200-matmul-ladder.csv, h200-matmul-few-rows.csv, h200-ffn.csv, h200-experts.csv, h200-layers.csv,
+# h200-row-ladder.csv, h200-attention-ladder.csv, h200-launch-ladder.csv, h200-attention-peers.csv, h200-heads.csv, h200-matmul.csv, h200-matmul-ladder.csv, h200-matmul-few-rows.csv, h200-ffn.csv, h200-experts.csv, h200-layers.csv,
 # h200-launches-peers.csv, h200-launches-ncu.csv, h200-crossover.csv, h200-python-peers.csv, h200-conformance.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
 # minute more since, and `attention` 102 s.
@@ -28,6 +28,7 @@ ladders      240      90
 peers        200      40
 gpt2         150      30
 attention    150      24
+heads        120      30
 matmul       220      66
 experts      300      16
 layers       240      30
@@ -315,6 +316,12 @@ part_layers() {
 # Attention and its gradient beside torch's flash and cuDNN.
 part_attention() {
     run python3 "$here/peers_attention.py" --binary "$deuteron" --commit "$commit"
+}
+
+# Attention of heads that share keys and of other widths, from Python.
+part_heads() {
+    unpack_python
+    run python3 "$here/peers_heads.py" --binary "$deuteron" --commit "$commit"
 }
 
 # Attention and what follows it in many launches and in one, beside torch, with the bytes that are moved; then where one launch wins.
