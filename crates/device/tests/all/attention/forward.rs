@@ -9,6 +9,7 @@ use crate::support::attention::{
 };
 use crate::support::{compiler, gpu};
 use deuteron_attention::cuda::forward::{self, ForwardVariant, with_variant};
+use deuteron_attention::cuda::hopper::Groups;
 use deuteron_attention::cuda::tiles::Tiles;
 use deuteron_attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
 use deuteron_codegen::cuda::{Arch, CudaTarget};
@@ -395,6 +396,12 @@ fn tiles_side_by_side() {
     print(causal, [4, 12, 4096, 4096], &prompt);
     print(dropped, [8, 12, 1024, 1024], &prompt[..3]);
     print(wide, [8, 16, 1024, 1024], &[None, tiles(4, 1, 32, 2), tiles(8, 1, 64, 1)]);
+    let groups = |persistent| Some(ForwardVariant::Hopper(Groups { persistent, ..Groups::WIDE }));
+    for mask in [AttentionMask::Causal, AttentionMask::Full] {
+        for sizes in [[8, 16, 1024, 1024], [4, 16, 4096, 4096], [2, 32, 2048, 2048], [24, 24, 512, 512]] {
+            print(AttentionKernel { mask, ..wide }, sizes, &[groups(false), groups(true)]);
+        }
+    }
     for width in [32, 48, 80, 96, 112] {
         let other = AttentionKernel { width, ..causal };
         let tall = if width <= 64 { tiles(4, 2, 64, 2) } else { tiles(4, 1, 64, 2) };
