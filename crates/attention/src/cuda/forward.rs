@@ -1,6 +1,6 @@
 //! Attention on CUDA: four kernels of one contract, that of [this crate](crate).
 //!
-//! - `hopper.cu`: heads of up to 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has.
+//! - `hopper.cu`: heads of up to 128, of 192 and 256 in 16-bit storage, on the matrix units and copy engines that only Hopper has.
 //! - `tensor.cu`: 16-bit storage of one type on the matrix units, where rows lie at multiples of 16 bytes.
 //! - `decode.cu`: few queries over many keys, in ranges of keys that a cluster or a second grid joins.
 //! - `plain.cu`: all the rest.

@@ -12,7 +12,7 @@
 // - Tiles of queries that see most come first, in sections of heads whose keys and values stay in the L2 cache. A grid with fewer
 //   blocks than there are tiles goes over them forth and back, so that long and short tiles add up alike.
 // - The largest score stays behind by up to 2^SLACK before sums are scaled anew.
-// - Needs sm_90a, a full or causal mask, no dropout, WIDTH a multiple of 16 up to 128, rows that start at multiples of 16 bytes, SCALE >= 1e-30.
+// - Needs sm_90a, a full or causal mask, no dropout, WIDTH a multiple of 16 up to 128, 192 or 256, rows that start at multiples of 16 bytes, SCALE >= 1e-30.
 //   If causal, keys less queries are a multiple of KEYS: then no block has a tile of keys whose last ones none of its queries
 //   sees, and no NaN there is multiplied by 0.
 //
@@ -22,9 +22,10 @@
 //   registers to those that multiply. TURNS: besides, one warpgroup's softmax is beside the other's products, as they take turns
 //   at issuing them. SPLIT: both warpgroups have the same 64 queries and every second tile of keys each, so that few queries
 //   fill more multiprocessors; their sums are joined at the end.
+// SLOTS 0: results go out through the place of the queries, for which wide heads leave no room beside them.
 //
 // Takes, of NVRTC 13.4: heads of 64 with two blocks 90 registers, 99,472 bytes of shared memory a block, 18 of 64 warps; with one,
-// SPLIT, 168 (240 for those who multiply, 24 for the others), 134,352, 12 warps; heads of 128 168, 197,712, 12. No spills.
+// SPLIT, 168 (240 for those who multiply, 24 for the others), 134,352, 12 warps; heads of 128 168, 197,712, 12; heads of 192 and 256 168, 197,744 and 197,712, 12. No spills.
 
 // The parameter.
 struct Mapped {
@@ -57,6 +58,22 @@ static __device__ __forceinline__ void fetch_tiles(const Mapped& p, Rings rings)
     for (int round = 0; find_tile(p, round, tile); ++round) fetch_tile(p.maps, rings, tile, at, queries);
 }
 
+// A warpgroup's rows of the result through the place of its queries, which is free then.
+static __device__ __forceinline__ void store_lent(const Attention& p, Rings rings, char* s_base, const Rank& rank, const Tile& tile, const State& r) {
+    const int first = tile.first + rank.part * 64 + rank.warp * 16;
+    if (tile.count <= 0) {
+        // No queries have come, and their place may be that of the next ones by now.
+        Element* g_o = p.g_o + start(p.o, tile.sequence, tile.head) + (u64)first * p.o.position;
+        store_zeros(g_o, p.o.position, tile.end - first);
+        return;
+    }
+    named_barrier_sync(LENT_BARRIER + rank.warpgroup, 128);
+    store_rows<QUERIES * 128>(p, tile, r, s_base + (rank.part * 64 + rank.warp * 16) * 128, first);
+    fence_proxy_async_shared();
+    __syncwarp();
+    release(rings.q_empty());
+}
+
 static __device__ __forceinline__ void attend_tiles(const Mapped& mapped, Rings rings, char* s_base) {
     const Attention& p = mapped.attention;
     const Rank rank = rank_of_warp();
@@ -67,10 +84,12 @@ static __device__ __forceinline__ void attend_tiles(const Mapped& mapped, Rings 
     for (int round = 0; find_tile(mapped, round, tile); ++round) {
         if (tile.count < 0) continue;
         State r;
-        attend(r, p, rings, s_base, rank, tile, at, queries);
+        attend<SLOTS == 0>(r, p, rings, s_base, rank, tile, at, queries);
         // Found anew: until now nothing of it has to be in registers.
         find_tile(mapped, opaque(round), tile);
-        if (!SPLIT || rank.warpgroup == 0) {
+        if constexpr (SLOTS == 0) {
+            store_lent(p, rings, s_base, rank, tile, r);
+        } else if (!SPLIT || rank.warpgroup == 0) {
             store_rows<2048>(p, tile, r, staging(s_base, rank), tile.first + rank.part * 64 + rank.warp * 16);
         }
     }

@@ -20,8 +20,6 @@ const MAX_STRIDE: usize = 1 << 39;
 const SECTION: usize = 32 << 20;
 /// Threads that multiply.
 const MULTIPLIERS: u32 = 256;
-/// The widest heads.
-const MAX_WIDTH: usize = 128;
 /// Columns of a piece of a row in shared memory.
 const PIECE: usize = 64;
 
@@ -32,7 +30,7 @@ pub struct Groups {
     pub keys: usize,
     /// tiles of keys, and of values, in shared memory
     pub stages: usize,
-    /// tiles of results in shared memory
+    /// tiles of results in shared memory; none where they go out through the place of the queries
     pub slots: usize,
     /// blocks of a multiprocessor
     pub blocks: usize,
@@ -59,15 +57,22 @@ impl Groups {
     /// Wider heads where tiles are few: as many blocks as run at once, each with long and short tiles.
     pub const WIDE_FEW: Groups = Groups { persistent: true, ..Groups::WIDE };
 
+    /// Heads of 256, and of 192 with one tile more in each ring: their result takes most registers, so a tile is of 64 keys and queries stay in
+    /// shared memory, where results go out through their place.
+    pub const WIDEST: Groups = Groups { keys: 64, slots: 0, ..Groups::WIDE };
+
     /// For a launch whose rows all start at multiples of 16 bytes, if the kernel takes it.
     pub fn new(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> Option<Groups> {
         let tiles = shape.batch * shape.heads * shape.queries.div_ceil(128);
         // Fewer than fill the machine twice leave part of it idle in the second turn.
-        let groups = match (kernel.width <= PIECE, tiles < 2 * target.processors) {
-            (true, false) => Groups::NARROW,
-            (true, true) => Groups::NARROW_FEW,
-            (false, false) => Groups::WIDE,
-            (false, true) => Groups::WIDE_FEW,
+        let few = tiles < 2 * target.processors;
+        let groups = match kernel.width {
+            0..=64 if few => Groups::NARROW_FEW,
+            0..=64 => Groups::NARROW,
+            65..=128 => Groups { persistent: few, ..Groups::WIDE },
+            192 => Groups { persistent: few, stages: 3, ..Groups::WIDEST },
+            256 => Groups { persistent: few, ..Groups::WIDEST },
+            _ => return None,
         };
         let rows = MappedRows::all(kernel, shape);
         (shape.keys >= LEAST_KEYS && fits(kernel, shape, target, groups.keys, &rows)).then_some(groups)
@@ -144,9 +149,7 @@ pub(super) fn fits(
         AttentionMask::Causal => shape.keys.abs_diff(shape.queries).is_multiple_of(tile),
         AttentionMask::Additive(_) | AttentionMask::Cached => false,
     };
-    let sized = shape.batch * shape.heads * shape.queries.max(shape.keys) < MAX_ROWS
-        && kernel.width <= MAX_WIDTH
-        && kernel.width.is_multiple_of(16);
+    let sized = shape.batch * shape.heads * shape.queries.max(shape.keys) < MAX_ROWS && kernel.width.is_multiple_of(16);
     target.arch.has_wgmma() && narrow && plain && masked && sized && rows.iter().all(MappedRows::has_map)
 }
 
@@ -183,7 +186,7 @@ impl MappedRows {
     }
 
     /// A row of 128 elements is two pieces of 64, an axis of their own: a tile is the first pieces of its rows, then the
-    /// second ones. Of other rows a tile is one piece, zeros beyond their end.
+    /// second ones. Likewise of more pieces. Of other rows a tile is one piece, zeros beyond their end.
     pub fn map(&self, kernel: &AttentionKernel, args: &[ArgBinding], rows: usize) -> TensorMap {
         let position = kernel.operands().iter().position(|&known| known == self.operand).unwrap_or(0);
         let offset = args.get(position).map_or(0, |arg| arg.offset * kernel.dtype.bytes());
@@ -192,13 +195,14 @@ impl MappedRows {
         let [(p, by_p), (h, by_h), (b, by_b)] =
             self.axes().map(|(size, step)| (size as u64, if size <= 1 { 16 } else { 2 * step as u64 }));
         let rows = rows as u32;
-        match kernel.width {
-            MAX_WIDTH => {
-                let (sizes, strides) = ([64, p, 2, h, b], [by_p, 128, by_h, by_b]);
-                TensorMap { of, offset, rank: 5, sizes, strides, tile: [64, rows, 2, 1, 1] }
+        let (pieces, width) = (kernel.width / PIECE, kernel.width as u64);
+        match kernel.width.is_multiple_of(PIECE) && pieces > 1 {
+            true => {
+                let (sizes, strides) = ([64, p, pieces as u64, h, b], [by_p, 128, by_h, by_b]);
+                TensorMap { of, offset, rank: 5, sizes, strides, tile: [64, rows, pieces as u32, 1, 1] }
             }
-            _ => {
-                let (sizes, strides) = ([kernel.width as u64, p, h, b, 1], [by_p, by_h, by_b, 16]);
+            false => {
+                let (sizes, strides) = ([width, p, h, b, 1], [by_p, by_h, by_b, 16]);
                 TensorMap { of, offset, rank: 4, sizes, strides, tile: [64, rows, 1, 1, 1] }
             }
         }
