@@ -227,7 +227,7 @@ pub fn choose(gradient: &LoweredBackward, target: &CudaTarget) -> BackwardVarian
 }
 
 fn takes_hopper(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> bool {
-    hopper::fits(kernel, shape, target, HOPPER_TILE, &mapped_rows(kernel, shape))
+    kernel.width <= NARROW && hopper::fits(kernel, shape, target, HOPPER_TILE, &mapped_rows(kernel, shape))
 }
 
 /// The rows that `hopper_backward.cuh` has maps of, as it lists them.

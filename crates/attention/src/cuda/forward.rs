@@ -1,6 +1,6 @@
 //! Attention on CUDA: four kernels of one contract, that of [this crate](crate).
 //!
-//! - `hopper.cu`: heads of up to 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has.
+//! - `hopper.cu`: heads of up to 128, of 192 and 256 in 16-bit storage, on the matrix units and copy engines that only Hopper has.
 //! - `tensor.cu`: 16-bit storage of one type on the matrix units, where rows lie at multiples of 16 bytes.
 //! - `decode.cu`: few queries over many keys, in ranges of keys that a cluster or a second grid joins.
 //! - `plain.cu`: all the rest.
@@ -16,7 +16,7 @@ use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, o
 use deuteron_graph::Dtype;
 use deuteron_plan::primitive_work;
 
-use super::hopper::Groups;
+use super::hopper::{Groups, Walk};
 use super::scores::Scores;
 use super::text::{DECODE, HOPPER, HOPPER_ATTEND, NOTHING, PLAIN, TENSOR, plain_text, tensor_text, text};
 use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS, Tiles};
@@ -150,7 +150,10 @@ fn source(kernel: &AttentionKernel, variant: &ForwardVariant) -> CudaSource {
         ForwardVariant::Plain => ("attention", String::new(), PLAIN, plain_text(NOTHING)),
         ForwardVariant::Hopper(groups) => {
             let own = [include_str!("hopper.cuh"), HOPPER_ATTEND, include_str!("hopper.cu")].join("\n");
-            ("attention_hopper", groups.constants(groups.shared(kernel.width)), HOPPER, own)
+            let draws = groups.walk == Walk::Drawn;
+            let constants =
+                groups.constants(groups.shared(kernel.width)) + &format!("constexpr bool DRAWS = {draws};\n");
+            ("attention_hopper", constants, HOPPER, own)
         }
         ForwardVariant::Tensor(tiles) => ("attention_tensor", tiles.constants(), TENSOR, tensor_text(NOTHING)),
         ForwardVariant::Decode { rows, vector } => {
@@ -181,7 +184,10 @@ pub(super) fn grids(attention: &LoweredAttention, variant: &ForwardVariant, targ
             let blocks = batch * heads * queries.div_ceil(PLAIN_QUERIES);
             (vec![grid("attention_plain", blocks, PLAIN_THREADS, 0, &one)], 0)
         }
-        ForwardVariant::Hopper(groups) => (vec![groups.grid(kernel, shape, args, target.processors)], 0),
+        ForwardVariant::Hopper(groups) => {
+            let list = vec![groups.grid(kernel, shape, args, target.processors)];
+            return Grids { list, persistent: groups.persistent(), ..Grids::default() };
+        }
         ForwardVariant::Tensor(tiles) => {
             let blocks = batch * heads * queries.div_ceil(tiles.queries());
             let threads = 32 * tiles.warps as u32;

@@ -1,14 +1,14 @@
 // What the kernels by warpgroups share: rows of heads loaded and stored, scores in registers.
 
-// A row has pieces of 64 elements (128 bytes); of two pieces the first ones of all rows come first. Beyond the width there are zeros, which no
+// A row has pieces of 64 elements (128 bytes); of several pieces the first ones of all rows come first. Beyond the width there are zeros, which no
 // product reads.
 constexpr int PIECES = (WIDTH + 63) / 64, PADDED = PIECES * 64;
-static_assert(WIDTH % 16 == 0 && WIDTH <= 128, "products are of sixteens of columns");
+static_assert(WIDTH % 16 == 0, "products are of sixteens of columns");
 
-// Loads a tile of ROWS rows of one head, from `row` on. Two whole pieces are one copy.
+// Loads a tile of ROWS rows of one head, from `row` on. Whole pieces are one copy.
 template <int ROWS>
 static __device__ __forceinline__ void load_rows(u32 to, const TensorMap* map, u32 barrier, int row, int head, int sequence) {
-    if constexpr (WIDTH == 128) {
+    if constexpr (PIECES > 1 && WIDTH == PADDED) {
         tma_load_5d(to, map, barrier, 0, row, 0, head, sequence);
     } else {
 #pragma unroll
@@ -34,6 +34,16 @@ static __device__ __forceinline__ void store_staged(const char* s_rows, Element*
             const char* s_from = s_rows + column / 8 * BEYOND + row * 128 + ((column % 8 ^ (row & 7)) << 4);
             *(uint4*)(g_to + (u64)row * stride + column * 8) = *(const uint4*)s_from;
         }
+    }
+}
+
+// The same of zeros.
+static __device__ __forceinline__ void store_zeros(Element* g_to, u64 stride, int rows) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int i = 0; i < WIDTH / 16; ++i) {
+        const int piece = lane + 32 * i, row = piece / (WIDTH / 8), column = piece % (WIDTH / 8);
+        if (row < rows) *(uint4*)(g_to + (u64)row * stride + column * 8) = uint4{};
     }
 }
 

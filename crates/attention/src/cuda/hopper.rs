@@ -20,8 +20,8 @@ const MAX_STRIDE: usize = 1 << 39;
 const SECTION: usize = 32 << 20;
 /// Threads that multiply.
 const MULTIPLIERS: u32 = 256;
-/// The widest heads.
-const MAX_WIDTH: usize = 128;
+/// Bytes of the number of the tile that a block has drawn.
+const NUMBER_BYTES: usize = 16;
 /// Columns of a piece of a row in shared memory.
 const PIECE: usize = 64;
 
@@ -32,7 +32,7 @@ pub struct Groups {
     pub keys: usize,
     /// tiles of keys, and of values, in shared memory
     pub stages: usize,
-    /// tiles of results in shared memory
+    /// tiles of results in shared memory; none where they go out through the place of the queries
     pub slots: usize,
     /// blocks of a multiprocessor
     pub blocks: usize,
@@ -40,8 +40,19 @@ pub struct Groups {
     pub split: bool,
     /// whether they take turns at products
     pub turns: bool,
-    /// whether there are only as many blocks as run at once, and else one a tile
-    pub persistent: bool,
+    /// how blocks come to their tiles of queries
+    pub walk: Walk,
+}
+
+/// How blocks come to their tiles of queries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Walk {
+    /// each has one
+    One,
+    /// as many blocks as run at once go over all tiles, forth and back
+    InTurn,
+    /// as many blocks as run at once take the next tile from a counter when they have room for it
+    Drawn,
 }
 
 impl Groups {
@@ -49,25 +60,30 @@ impl Groups {
 
     /// Heads of up to 64: two blocks a multiprocessor hide each other's softmax. 8 x 12 heads of 1024 take 43, 4 x 12 of 4096 take 231.
     pub const NARROW: Groups =
-        Groups { keys: 64, stages: 4, slots: 1, blocks: 2, split: false, turns: false, persistent: false };
+        Groups { keys: 64, stages: 4, slots: 1, blocks: 2, split: false, turns: false, walk: Walk::One };
     /// Heads of up to 64 where tiles are few: half the queries a block, half the keys a warpgroup. 12 heads of 1024 take 11.4.
     pub const NARROW_FEW: Groups =
-        Groups { keys: 64, stages: 6, slots: 1, blocks: 1, split: true, turns: false, persistent: true };
-    /// Wider heads, up to 128. 8 x 16 heads of 1024 take 93.
+        Groups { keys: 64, stages: 6, slots: 1, blocks: 1, split: true, turns: false, walk: Walk::InTurn };
+    /// Wider heads, up to 128. Blocks fetch the next tile's queries and keys while they finish one. 8 x 16 heads of 1024 took 93 with a block for
+    /// each tile and 86 in turn, 4 x 16 of 4096 took 453 and 553: what a causal tile takes differs too much to go forth and back.
     pub const WIDE: Groups =
-        Groups { keys: 128, stages: 2, slots: 1, blocks: 1, split: false, turns: true, persistent: false };
-    /// Wider heads where tiles are few: as many blocks as run at once, each with long and short tiles.
-    pub const WIDE_FEW: Groups = Groups { persistent: true, ..Groups::WIDE };
+        Groups { keys: 128, stages: 2, slots: 1, blocks: 1, split: false, turns: true, walk: Walk::Drawn };
+
+    /// Heads of 256, and of 192 with one tile more in each ring: their result takes most registers, so a tile is of 64 keys and queries stay in
+    /// shared memory, where results go out through their place.
+    pub const WIDEST: Groups = Groups { keys: 64, slots: 0, ..Groups::WIDE };
 
     /// For a launch whose rows all start at multiples of 16 bytes, if the kernel takes it.
     pub fn new(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> Option<Groups> {
         let tiles = shape.batch * shape.heads * shape.queries.div_ceil(128);
-        // Fewer than fill the machine twice leave part of it idle in the second turn.
-        let groups = match (kernel.width <= PIECE, tiles < 2 * target.processors) {
-            (true, false) => Groups::NARROW,
-            (true, true) => Groups::NARROW_FEW,
-            (false, false) => Groups::WIDE,
-            (false, true) => Groups::WIDE_FEW,
+        let groups = match kernel.width {
+            // Fewer than fill the machine twice leave part of it idle in the second turn.
+            0..=64 if tiles < 2 * target.processors => Groups::NARROW_FEW,
+            0..=64 => Groups::NARROW,
+            65..=128 => Groups::WIDE,
+            192 => Groups { stages: 3, ..Groups::WIDEST },
+            256 => Groups::WIDEST,
+            _ => return None,
         };
         let rows = MappedRows::all(kernel, shape);
         (shape.keys >= LEAST_KEYS && fits(kernel, shape, target, groups.keys, &rows)).then_some(groups)
@@ -83,11 +99,12 @@ impl Groups {
         MULTIPLIERS + if self.blocks == 1 { 128 } else { 32 }
     }
 
-    /// Bytes of shared memory that are used: queries, rings of keys and values, results; what warpgroups join; barriers.
+    /// Bytes of shared memory that are used: queries, rings of keys and values, results; what warpgroups join; barriers; the number of a tile.
     pub(super) fn used(&self, width: usize) -> usize {
         let rows = (1 + self.slots) * self.queries() + 2 * self.stages * self.keys;
         let joined = if self.split { (width / 2 + 4) * 128 * 4 } else { 0 };
-        rows * padded(width) * 2 + joined + (4 * self.stages + 2) * 8
+        let number = if self.walk == Walk::Drawn { NUMBER_BYTES } else { 0 };
+        rows * padded(width) * 2 + joined + (4 * self.stages + 2) * 8 + number
     }
 
     /// The same, and what the start is moved by to be a multiple of 1024.
@@ -110,6 +127,11 @@ impl Groups {
         MappedRows::all(kernel, shape).map(|all| Word::Map(all.map(kernel, args, rows(all.operand))))
     }
 
+    /// Bytes that are kept from launch to launch, zeros between them.
+    pub(super) fn persistent(&self) -> usize {
+        if self.walk == Walk::Drawn { 8 } else { 0 }
+    }
+
     /// The grid of a launch.
     pub(super) fn grid(
         &self,
@@ -119,10 +141,11 @@ impl Groups {
         processors: usize,
     ) -> Grid {
         let tiles = shape.batch * shape.heads * shape.queries.div_ceil(self.queries());
-        let blocks = if self.persistent { tiles.min(processors * self.blocks) } else { tiles };
+        let blocks = if self.walk == Walk::One { tiles } else { tiles.min(processors * self.blocks) };
         let maps = self.maps(kernel, shape, args);
-        // As `hopper.cu` lists them. The last one makes the parameter a multiple of a map's alignment.
-        let ending = [Word::Number(section(kernel, shape) as u64), Word::Number(0)];
+        // As `hopper.cu` lists them.
+        let counter = if self.walk == Walk::Drawn { Word::Persistent(0) } else { Word::Number(0) };
+        let ending = [Word::Number(section(kernel, shape) as u64), counter];
         let words = maps.into_iter().chain(words(kernel, shape, args, 1)).chain(ending).collect();
         let grid = Grid::new("attention_hopper", blocks, self.threads(), words);
         Grid { shared: self.shared(kernel.width) as u32, ..grid }
@@ -144,9 +167,7 @@ pub(super) fn fits(
         AttentionMask::Causal => shape.keys.abs_diff(shape.queries).is_multiple_of(tile),
         AttentionMask::Additive(_) | AttentionMask::Cached => false,
     };
-    let sized = shape.batch * shape.heads * shape.queries.max(shape.keys) < MAX_ROWS
-        && kernel.width <= MAX_WIDTH
-        && kernel.width.is_multiple_of(16);
+    let sized = shape.batch * shape.heads * shape.queries.max(shape.keys) < MAX_ROWS && kernel.width.is_multiple_of(16);
     target.arch.has_wgmma() && narrow && plain && masked && sized && rows.iter().all(MappedRows::has_map)
 }
 
@@ -183,7 +204,7 @@ impl MappedRows {
     }
 
     /// A row of 128 elements is two pieces of 64, an axis of their own: a tile is the first pieces of its rows, then the
-    /// second ones. Of other rows a tile is one piece, zeros beyond their end.
+    /// second ones. Likewise of more pieces. Of other rows a tile is one piece, zeros beyond their end.
     pub fn map(&self, kernel: &AttentionKernel, args: &[ArgBinding], rows: usize) -> TensorMap {
         let position = kernel.operands().iter().position(|&known| known == self.operand).unwrap_or(0);
         let offset = args.get(position).map_or(0, |arg| arg.offset * kernel.dtype.bytes());
@@ -192,13 +213,14 @@ impl MappedRows {
         let [(p, by_p), (h, by_h), (b, by_b)] =
             self.axes().map(|(size, step)| (size as u64, if size <= 1 { 16 } else { 2 * step as u64 }));
         let rows = rows as u32;
-        match kernel.width {
-            MAX_WIDTH => {
-                let (sizes, strides) = ([64, p, 2, h, b], [by_p, 128, by_h, by_b]);
-                TensorMap { of, offset, rank: 5, sizes, strides, tile: [64, rows, 2, 1, 1] }
+        let (pieces, width) = (kernel.width / PIECE, kernel.width as u64);
+        match kernel.width.is_multiple_of(PIECE) && pieces > 1 {
+            true => {
+                let (sizes, strides) = ([64, p, pieces as u64, h, b], [by_p, 128, by_h, by_b]);
+                TensorMap { of, offset, rank: 5, sizes, strides, tile: [64, rows, pieces as u32, 1, 1] }
             }
-            _ => {
-                let (sizes, strides) = ([kernel.width as u64, p, h, b, 1], [by_p, by_h, by_b, 16]);
+            false => {
+                let (sizes, strides) = ([width, p, h, b, 1], [by_p, by_h, by_b, 16]);
                 TensorMap { of, offset, rank: 4, sizes, strides, tile: [64, rows, 1, 1, 1] }
             }
         }

@@ -1,6 +1,6 @@
 // Attention of a tile of queries by warpgroups: what the kernels on Hopper's matrix units share. `hopper.cu` says how it works.
 //
-// KEYS (of a tile), STAGES, SLOTS (tiles of results), BLOCKS (of a multiprocessor), SPLIT, TURNS and SHARED are constants that stand before
+// KEYS (of a tile), STAGES, SLOTS (tiles of results; none where they go out through the place of the queries), BLOCKS (of a multiprocessor), SPLIT, TURNS and SHARED are constants that stand before
 // this file.
 
 constexpr float SLACK = 8.0f;
@@ -8,7 +8,7 @@ constexpr float FACTOR = SCALE * LOG2E;
 constexpr int QUERIES = SPLIT ? 64 : 128;
 constexpr int STEP = SPLIT ? 2 : 1;  // tiles of keys from one of a warpgroup to its next
 constexpr bool AHEAD = BLOCKS == 1;
-constexpr bool HELD = TURNS;  // queries stay in registers
+constexpr bool HELD = TURNS && WIDTH <= 128;  // queries stay in registers
 constexpr int MULTIPLIERS = 256;
 // Only whole warpgroups give registers away.
 constexpr int THREADS = MULTIPLIERS + (AHEAD ? 128 : 32);
@@ -268,14 +268,18 @@ static __device__ __forceinline__ void attend_ahead(State& r, const u32 (&r_q)[W
     release(in.rings.v_empty(in.at + i - STEP));
 }
 
-// Lets go of the first tiles, which later queries of the block see and no query of this warpgroup does, and says how many.
+// Lets go of the first tiles, which later queries of the block see and no query of this warpgroup does, and says how many. Their turns pass.
 static __device__ __forceinline__ int skip_tiles(const Attention& p, const Place& in, int group_first, int end) {
     const int own = (keys_seen(p, min(group_first + 64, end) - 1) + KEYS - 1) / KEYS, skipped = min(in.count - own, STAGES - 1);
     // Only a tile that has come is let go: so no warp says twice that a place is free before the others have said it once.
     for (u32 at = in.at; at < in.at + skipped; ++at) {
+        begin_turn(in.warpgroup);
+        end_turn(in.warpgroup);
         mbarrier_wait(in.rings.k_full(at), Rings::parity(at));
-        release(in.rings.k_empty(at));
         mbarrier_wait(in.rings.v_full(at), Rings::parity(at));
+        // Nothing else holds a warp together here: a lane that comes late would miss the phase.
+        __syncwarp();
+        release(in.rings.k_empty(at));
         release(in.rings.v_empty(at));
     }
     return skipped;
@@ -343,8 +347,8 @@ static __device__ __forceinline__ void attend(State& r, const Attention& p, Ring
         const Place in = {rings, at, tile.count, rank.warpgroup, rings.base + rank.part * 64 * 128,
                           keys_seen(p, first), keys_seen(p, row) - column, keys_seen(p, row + 8) - column};
         int i = SPLIT ? rank.warpgroup : 0;
-        // Else warpgroups have turns or tiles one by one, and a tile has as many keys as there are queries: none to skip.
-        if constexpr (MASK == CAUSAL && !AHEAD) {
+        // Else both have the same queries, or a tile has as many keys as there are queries: none to skip.
+        if constexpr (MASK == CAUSAL && !SPLIT && KEYS < QUERIES) {
             if (first < tile.end) i = skip_tiles(p, in, first, tile.end);
         }
         mbarrier_wait(rings.q_full(), queries & 1);

@@ -15,7 +15,7 @@ use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_codegen::tile::tensor_map::{MAP_WORDS, Mapped, TensorMap};
 use deuteron_graph::Dtype;
 
-use super::hopper::{Groups, section};
+use super::hopper::{Groups, Walk, section};
 use super::text::{HOPPER, HOPPER_ATTEND, text};
 use super::words::{RESULT_AT, is_aligned, words};
 use crate::kernel::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides};
@@ -163,7 +163,7 @@ impl RowExchange {
             (64, ..) => (groups.stages, 2),
             _ => (groups.stages, 1),
         };
-        let groups = Groups { persistent: true, stages, slots, ..groups };
+        let groups = Groups { walk: Walk::InTurn, stages, slots, ..groups };
         let projection = match request.product {
             None => None,
             Some(product) => {

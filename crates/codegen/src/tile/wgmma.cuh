@@ -36,7 +36,7 @@ template <int LEADING> static __device__ __forceinline__ u64 matrix_descriptor(u
 // 16 w on; with g = lane / 4 and t = lane % 4 its registers 4 j on are (g, 8 j + 2 t), the next column, and both of row g + 8. Each d is
 // one instruction, so its registers stand in a list.
 // - from_shared: a is a descriptor, its rows along the sum, or where TRANSPOSED_A its columns.
-// - from_registers: a is in registers as d lies, narrowed to pairs. N is at most 128.
+// - from_registers: a is in registers as d lies, narrowed to pairs. N is at most 128, 192 or 256.
 // N of 16, 32, 48, 80 and 112 are there for heads of attention, from registers alone.
 // TRANSPOSED: columns of b are contiguous, not the axis of the sum.
 // KIND 3 is bytes with a sign: 64 x 32 and 32 x N, so as many bytes, with exact sums of 32 bits. The axis of the sum is contiguous in both.
@@ -145,6 +145,10 @@ template <int KIND> struct Wgmma<192, KIND> {
         WGMMA_OF_KIND(192, SUMS_192, "%96, %97, p, 1, 1, %100, %99", "%98", SIXTY_FOUR(0), SIXTEEN(64), SIXTEEN(80)
                       : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED), "n"(TRANSPOSED_A));
     }
+    template <int TRANSPOSED> static __device__ __forceinline__ void from_registers(float (&d)[96], const u32 (&a)[4], u64 b, int add) {
+        WGMMA_OF_KIND(192, SUMS_192, "{%96, %97, %98, %99}, %100, p, 1, 1, %102", "%101", SIXTY_FOUR(0), SIXTEEN(64), SIXTEEN(80)
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
+    }
 };
 template <int KIND> struct Wgmma<224, KIND> {
     template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[112], u64 a, u64 b, int add) {
@@ -156,6 +160,10 @@ template <int KIND> struct Wgmma<256, KIND> {
     template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[128], u64 a, u64 b, int add) {
         WGMMA_OF_KIND(256, SUMS_256, "%128, %129, p, 1, 1, %132, %131", "%130", SIXTY_FOUR(0), SIXTY_FOUR(64)
                       : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED), "n"(TRANSPOSED_A));
+    }
+    template <int TRANSPOSED> static __device__ __forceinline__ void from_registers(float (&d)[128], const u32 (&a)[4], u64 b, int add) {
+        WGMMA_OF_KIND(256, SUMS_256, "{%128, %129, %130, %131}, %132, p, 1, 1, %134", "%133", SIXTY_FOUR(0), SIXTY_FOUR(64)
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED));
     }
 };
 

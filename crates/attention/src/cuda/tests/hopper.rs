@@ -35,7 +35,7 @@ fn warpgroups_are_for_plain_attention_of_hopper() {
             assert_eq!(groups(narrow, [8, 12, 1024, 1024]), Some(Groups::NARROW));
             assert_eq!(groups(narrow, [1, 12, 1024, 1024]), Some(Groups::NARROW_FEW));
             assert_eq!(groups(wide, [4, 16, 4096, 4096]), Some(Groups::WIDE));
-            assert_eq!(groups(wide, [2, 16, 1024, 1024]), Some(Groups::WIDE_FEW));
+            assert_eq!(groups(wide, [2, 16, 1024, 1024]), Some(Groups::WIDE));
             assert_eq!(groups(AttentionKernel { group: 4, ..narrow }, [8, 12, 1000, 1000]), Some(Groups::NARROW));
             // Few queries are decoded, and few keys do not fill a tile.
             assert_eq!(groups(narrow, [8, 12, 8, 1024]), None);
@@ -43,9 +43,14 @@ fn warpgroups_are_for_plain_attention_of_hopper() {
             assert_eq!(groups(narrow, [8, 12, 64, 64]), Some(Groups::NARROW_FEW));
             // Other widths, of whole products.
             assert_eq!(groups(AttentionKernel { width: 96, ..narrow }, [8, 12, 1024, 1024]), Some(Groups::WIDE));
-            assert_eq!(groups(AttentionKernel { width: 80, ..narrow }, [1, 12, 1024, 1024]), Some(Groups::WIDE_FEW));
+            assert_eq!(groups(AttentionKernel { width: 80, ..narrow }, [1, 12, 1024, 1024]), Some(Groups::WIDE));
             assert_eq!(groups(AttentionKernel { width: 48, ..narrow }, [8, 12, 1024, 1024]), Some(Groups::NARROW));
-            for width in [40, 72, 136, 144, 256] {
+            let narrower = Groups { stages: 3, ..Groups::WIDEST };
+            for sizes in [[4, 16, 4096, 4096], [1, 16, 1024, 1024]] {
+                assert_eq!(groups(AttentionKernel { width: 256, ..narrow }, sizes), Some(Groups::WIDEST));
+                assert_eq!(groups(AttentionKernel { width: 192, ..narrow }, sizes), Some(narrower));
+            }
+            for width in [40, 72, 136, 144, 240] {
                 assert_eq!(groups(AttentionKernel { width, ..narrow }, [8, 12, 1024, 1024]), None);
             }
             // Scales that cannot wait, dropout.
@@ -105,7 +110,7 @@ fn rows_that_no_tensor_map_reaches_are_left_to_others() {
 #[test]
 fn the_parameter_is_three_maps_the_fields_and_the_section() {
     // Queries, keys and values side by side, as GPT-2 has them: [batch, positions, 3, heads, width].
-    for (width, pieces) in [(48, 1), (64, 1), (80, 1), (128, 2)] {
+    for (width, pieces) in [(48, 1), (64, 1), (80, 1), (128, 2), (192, 3), (256, 4)] {
         let kernel = AttentionKernel { width, ..kernel(Dtype::Bf16, AttentionMask::Causal) };
         let row = 3 * 12 * width;
         let fused = HeadStrides { batch: 1024 * row, head: width, position: row };
@@ -118,15 +123,24 @@ fn the_parameter_is_three_maps_the_fields_and_the_section() {
             let (p, h, b) = (bytes(row), bytes(width), bytes(1024 * row));
             let (rank, sizes, strides, tile) = match pieces {
                 1 => (4, [width as u64, 1024, 12, 8, 1], [p, h, b, 16], [64, rows, 1, 1, 1]),
-                _ => (5, [64, 1024, 2, 12, 8], [p, 128, h, b], [64, rows, 2, 1, 1]),
+                _ => {
+                    let (sizes, tile) = ([64, 1024, pieces, 12, 8], [64, rows, pieces as u32, 1, 1]);
+                    (5, sizes, [p, 128, h, b], tile)
+                }
             };
             Word::Map(TensorMap { of: Mapped::Argument(position), offset: 128, rank, sizes, strides, tile })
         };
         let keys = groups.keys as u32;
         assert_eq!(grid.words[..3], [map(0, 128), map(1, keys), map(2, keys)]);
         assert_eq!(grid.words[3..33], words(&kernel, &shape, &args, 1)[..]);
-        // 96 heads of 192 to 512 KiB of keys and values, in 32 MiB.
-        assert_eq!(grid.words[33..], [Word::Number(if width == 128 { 48 } else { 96 }), Word::Number(0)]);
+        // 96 heads of 192 KiB to 1 MiB of keys and values, in 32 MiB.
+        let together = match width {
+            128 => 48,
+            192.. => 32,
+            _ => 96,
+        };
+        let counter = if groups.walk == Walk::Drawn { Word::Persistent(0) } else { Word::Number(0) };
+        assert_eq!(grid.words[33..], [Word::Number(together), counter]);
         // A multiple of the alignment of a map.
         assert_eq!(grid.words.iter().map(Word::count).sum::<usize>() * 8 % 128, 0);
     }
@@ -144,12 +158,13 @@ fn warpgroups_fill_the_machine_and_its_shared_memory() {
     assert_eq!(grid(64, [8, 12, 1024, 1024]), (entry, [768, 1, 1], 288, 99_472));
     assert_eq!(grid(64, [1, 12, 1024, 1024]), (entry, [132, 1, 1], 384, 134_352));
     assert_eq!(grid(64, [1, 1, 129, 129]), (entry, [3, 1, 1], 384, 134_352));
-    assert_eq!(grid(128, [4, 16, 4096, 4096]), (entry, [2048, 1, 1], 384, 197_712));
-    assert_eq!(grid(128, [2, 16, 1024, 1024]), (entry, [132, 1, 1], 384, 197_712));
+    assert_eq!(grid(128, [4, 16, 4096, 4096]), (entry, [132, 1, 1], 384, 197_728));
+    assert_eq!(grid(128, [2, 16, 1024, 1024]), (entry, [132, 1, 1], 384, 197_728));
     assert_eq!(grid(32, [8, 12, 1024, 1024]), (entry, [768, 1, 1], 288, 99_472));
-    assert_eq!(grid(80, [2, 16, 1024, 1024]), (entry, [132, 1, 1], 384, 197_712));
-    for (groups, width) in
-        [(Groups::NARROW, 64), (Groups::NARROW_FEW, 64), (Groups::WIDE, 128), (Groups::WIDE_FEW, 128)]
+    assert_eq!(grid(80, [2, 16, 1024, 1024]), (entry, [132, 1, 1], 384, 197_728));
+    assert_eq!(grid(192, [2, 16, 1024, 1024]), (entry, [132, 1, 1], 384, 197_760));
+    assert_eq!(grid(256, [4, 16, 4096, 4096]), (entry, [132, 1, 1], 384, 197_728));
+    for (groups, width) in [(Groups::NARROW, 64), (Groups::NARROW_FEW, 64), (Groups::WIDE, 128), (Groups::WIDEST, 256)]
     {
         // A block is lent a KiB more than it asks for.
         let taken = groups.blocks * (groups.shared(width) + 1024);

@@ -9,7 +9,7 @@ use crate::support::attention::{
 };
 use crate::support::{compiler, gpu};
 use deuteron_attention::cuda::forward::{self, ForwardVariant, with_variant};
-use deuteron_attention::cuda::hopper::Groups;
+use deuteron_attention::cuda::hopper::{Groups, Walk};
 use deuteron_attention::cuda::tiles::Tiles;
 use deuteron_attention::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
 use deuteron_codegen::cuda::{Arch, CudaTarget};
@@ -396,16 +396,22 @@ fn tiles_side_by_side() {
     print(causal, [4, 12, 4096, 4096], &prompt);
     print(dropped, [8, 12, 1024, 1024], &prompt[..3]);
     print(wide, [8, 16, 1024, 1024], &[None, tiles(4, 1, 32, 2), tiles(8, 1, 64, 1)]);
-    let groups = |persistent| Some(ForwardVariant::Hopper(Groups { persistent, ..Groups::WIDE }));
     for mask in [AttentionMask::Causal, AttentionMask::Full] {
         for sizes in [[8, 16, 1024, 1024], [4, 16, 4096, 4096], [2, 32, 2048, 2048], [24, 24, 512, 512]] {
-            print(AttentionKernel { mask, ..wide }, sizes, &[groups(false), groups(true)]);
+            let walks =
+                [Walk::InTurn, Walk::Drawn].map(|walk| Some(ForwardVariant::Hopper(Groups { walk, ..Groups::WIDE })));
+            print(AttentionKernel { mask, ..wide }, sizes, &walks);
         }
     }
-    for width in [32, 48, 80, 96, 112] {
+    for width in [32, 48, 80, 96, 112, 192, 256] {
         let other = AttentionKernel { width, ..causal };
-        let tall = if width <= 64 { tiles(4, 2, 64, 2) } else { tiles(4, 1, 64, 2) };
-        print(other, [8, 16, 1024, 1024], &[None, tall]);
+        let warps = match width {
+            0..=64 => tiles(4, 2, 64, 2),
+            65..=128 => tiles(4, 1, 64, 2),
+            _ => tiles(4, 1, 32, 1),
+        };
+        print(other, [8, 16, 1024, 1024], &[None, warps]);
+        print(AttentionKernel { mask: AttentionMask::Full, ..other }, [8, 16, 1024, 1024], &[None, warps]);
     }
     print(single, [8, 12, 1024, 1024], &[None]);
     for (batch, keys) in [(1, 1024), (8, 1024), (32, 1024), (64, 1024), (1, 16384), (32, 4096)] {

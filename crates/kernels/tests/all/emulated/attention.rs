@@ -166,8 +166,10 @@ fn heads_of_128() {
         Case { order: Order::Positions, processors: 3, ..Case::new([2, 1, 200, 200]) },
         Case { resident: 1, processors: 1, ..Case::new([1, 1, 320, 320]) },
         Case { seeds: 1, ..Case::new([1, 1, 72, 200]) },
+        // Tiles whose queries see no key are drawn beside others.
+        Case { processors: 2, ..Case::new([1, 3, 300, 44]) },
     ];
-    let wide = [Groups::WIDE, Groups::WIDE_FEW].map(ForwardVariant::Hopper);
+    let wide = [ForwardVariant::Hopper(Groups::WIDE)];
     check("heads_of_128_causal", HOPPER, &wide, kernel(Dtype::Bf16, 128, AttentionMask::Causal), &cases);
     let cases = [Case::new([1, 1, 129, 300]), Case { seeds: 1, ..Case::new([1, 1, 64, 64]) }];
     check("heads_of_128_full", HOPPER, &wide, kernel(Dtype::F16, 128, AttentionMask::Full), &cases);
@@ -184,7 +186,7 @@ fn heads_of_other_widths() {
         ];
         check(&format!("heads_of_{width}"), HOPPER, &[ForwardVariant::Hopper(groups)], causal, &cases);
     }
-    let wide = [Groups::WIDE, Groups::WIDE_FEW].map(ForwardVariant::Hopper);
+    let wide = [ForwardVariant::Hopper(Groups::WIDE)];
     for (width, mask) in [(80, AttentionMask::Causal), (112, AttentionMask::Full)] {
         let cases = [
             Case { seeds: 1, ..Case::new([1, 2, 129, 129]) },
@@ -192,6 +194,47 @@ fn heads_of_other_widths() {
         ];
         check(&format!("heads_of_{width}"), HOPPER, &wide, kernel(Dtype::Bf16, width, mask), &cases);
     }
+}
+
+/// Results go out through the place of the queries.
+#[test]
+fn heads_of_192_and_256() {
+    let causal = [
+        Case { processors: 1, seeds: 1, ..Case::new([1, 2, 129, 193]) },
+        // The first queries see no key: their results are zeros without a place.
+        Case { order: Order::Positions, resident: 1, processors: 1, seeds: 1, ..Case::new([1, 1, 257, 65]) },
+    ];
+    let full = [Case { processors: 1, seeds: 1, ..Case::new([1, 2, 130, 200]) }];
+    for (width, stages) in [(192, 3), (256, 2)] {
+        let widest = [ForwardVariant::Hopper(Groups { stages, ..Groups::WIDEST })];
+        let name = format!("heads_of_{width}");
+        check(&format!("{name}_causal"), HOPPER, &widest, kernel(Dtype::Bf16, width, AttentionMask::Causal), &causal);
+        if width == 256 {
+            check(&format!("{name}_full"), HOPPER, &widest, kernel(Dtype::F16, width, AttentionMask::Full), &full);
+        }
+    }
+}
+
+#[test]
+fn mistakes_of_lent_places() {
+    let stored = "store_rows<QUERIES * 128>(p, tile, r, s_base + (rank.part * 64 + rank.warp * 16) * 128, first);";
+    let one_place = stored.replace("rank.part * 64", "0");
+    let mistakes: [Mistake; 4] = [
+        (stored, &one_place, "FAILED"),
+        ("store_zeros(g_o, p.o.position, tile.end - first);", "", "of what rounding allows"),
+        ("__syncwarp();\n    release(rings.q_empty());", "", "deadlock"),
+        ("begin_turn(in.warpgroup);\n        end_turn(in.warpgroup);", "", "FAILED"),
+    ];
+    let causal = kernel(Dtype::Bf16, 192, AttentionMask::Causal);
+    let case = Case { processors: 1, resident: 1, seeds: 2, ..Case::new([1, 2, 257, 129]) };
+    let groups = Groups { stages: 3, ..Groups::WIDEST };
+    check_mistakes(
+        "mistakes_of_lent_places",
+        Launched::attention(groups, &causal, &case),
+        case.resident,
+        case.seeds,
+        &mistakes,
+    );
 }
 
 #[test]
@@ -240,9 +283,11 @@ fn mistakes_in_order() {
 
 #[test]
 fn mistakes_ahead() {
-    let mistakes: [Mistake; 4] = [
+    let mistakes: [Mistake; 6] = [
         ("wgmma_wait<1>();", "", "FAILED"),
-        ("release(rings.q_empty());", "", "deadlock"),
+        ("if (drawn == tiles - 1) *p.g_drawn = 0;", "", "FAILED"),
+        ("*s_number = number;", "", "FAILED"),
+        ("if constexpr (!LENDS) release(rings.q_empty());", "", "deadlock"),
         ("named_barrier_arrive(TURN_BARRIER + 1 - warpgroup, MULTIPLIERS);", "", "a named barrier"),
         (
             "named_barrier_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);",
@@ -254,7 +299,7 @@ fn mistakes_ahead() {
     let case = Case { processors: 1, ..Case::new([1, 1, 300, 300]) };
     check_mistakes(
         "mistakes_ahead",
-        Launched::attention(Groups::WIDE_FEW, &causal, &case),
+        Launched::attention(Groups::WIDE, &causal, &case),
         case.resident,
         case.seeds,
         &mistakes,

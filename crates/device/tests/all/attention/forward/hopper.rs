@@ -1,6 +1,6 @@
 //! `hopper.cu`: through the real compiler, and on a Hopper GPU against f64, every way it is cut at every length.
 
-use deuteron_attention::cuda::hopper::Groups;
+use deuteron_attention::cuda::hopper::{Groups, Walk};
 use deuteron_device::{DeviceError, DeviceMemory};
 
 use super::*;
@@ -8,15 +8,20 @@ use super::*;
 const PLAIN: [AttentionMask; 2] = [AttentionMask::Full, AttentionMask::Causal];
 const LENGTHS: [usize; 8] = [1, 17, 64, 127, 128, 129, 1000, 1024];
 /// All widths of heads.
-const WIDTHS: [usize; 8] = [16, 32, 48, 64, 80, 96, 112, 128];
+const WIDTHS: [usize; 10] = [16, 32, 48, 64, 80, 96, 112, 128, 192, 256];
 
 /// All ways a block is cut for heads of a width.
-fn groups(width: usize) -> [Groups; 2] {
-    if width <= 64 { [Groups::NARROW, Groups::NARROW_FEW] } else { [Groups::WIDE, Groups::WIDE_FEW] }
+fn groups(width: usize) -> Vec<Groups> {
+    match width {
+        0..=64 => vec![Groups::NARROW, Groups::NARROW_FEW],
+        65..=128 => vec![Groups::WIDE, Groups { walk: Walk::InTurn, ..Groups::WIDE }],
+        192 => vec![Groups { stages: 3, ..Groups::WIDEST }],
+        _ => vec![Groups::WIDEST],
+    }
 }
 
-fn variants(width: usize) -> [Option<ForwardVariant>; 2] {
-    groups(width).map(|groups| Some(ForwardVariant::Hopper(groups)))
+fn variants(width: usize) -> Vec<Option<ForwardVariant>> {
+    groups(width).into_iter().map(|groups| Some(ForwardVariant::Hopper(groups))).collect()
 }
 
 #[test]
@@ -83,6 +88,24 @@ fn every_bf16_length_of_128_matches() {
 }
 
 #[test]
+fn every_bf16_length_of_192_matches() {
+    let Some(device) = hopper() else { return };
+    check_lengths(&device, Dtype::Bf16, 192);
+}
+
+#[test]
+fn every_bf16_length_of_256_matches() {
+    let Some(device) = hopper() else { return };
+    check_lengths(&device, Dtype::Bf16, 256);
+}
+
+#[test]
+fn every_f16_length_of_256_matches() {
+    let Some(device) = hopper() else { return };
+    check_lengths(&device, Dtype::F16, 256);
+}
+
+#[test]
 fn every_f16_length_of_128_matches() {
     let Some(device) = hopper() else { return };
     check_lengths(&device, Dtype::F16, 128);
@@ -117,7 +140,12 @@ fn long_sequences_match() {
 #[test]
 fn rounds_and_sections_match() {
     let Some(device) = hopper() else { return };
-    for (width, mask) in [(64, AttentionMask::Causal), (128, AttentionMask::Causal), (128, AttentionMask::Full)] {
+    for (width, mask) in [
+        (64, AttentionMask::Causal),
+        (128, AttentionMask::Causal),
+        (128, AttentionMask::Full),
+        (256, AttentionMask::Causal),
+    ] {
         let case = Case::new(named_kernel(Dtype::Bf16, width, mask, false), [7, 11, 300, 300], 1.0);
         variants(width).into_iter().for_each(|variant| case.check(&device, variant));
     }
