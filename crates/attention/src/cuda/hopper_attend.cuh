@@ -275,11 +275,12 @@ static __device__ __forceinline__ int skip_tiles(const Attention& p, const Place
     for (u32 at = in.at; at < in.at + skipped; ++at) {
         begin_turn(in.warpgroup);
         end_turn(in.warpgroup);
-        mbarrier_wait(in.rings.k_full(at), Rings::parity(at));
-        mbarrier_wait(in.rings.v_full(at), Rings::parity(at));
         // Nothing else holds a warp together here: a lane that comes late would miss the phase.
+        mbarrier_wait(in.rings.k_full(at), Rings::parity(at));
         __syncwarp();
         release(in.rings.k_empty(at));
+        mbarrier_wait(in.rings.v_full(at), Rings::parity(at));
+        __syncwarp();
         release(in.rings.v_empty(at));
     }
     return skipped;
