@@ -1,7 +1,7 @@
 // Attention of a tile of queries by warpgroups: what the kernels on Hopper's matrix units share. `hopper.cu` says how it works.
 //
-// KEYS (of a tile), STAGES, SLOTS (tiles of results; none where they go out through the place of the queries), BLOCKS (of a multiprocessor), SPLIT, TURNS and SHARED are constants that stand before
-// this file.
+// KEYS (of a tile), STAGES, SLOTS (tiles of results; none where they go out through the place of the queries), BLOCKS (of a multiprocessor),
+// SPLIT, TURNS and SHARED are constants that stand before this file.
 
 constexpr float SLACK = 8.0f;
 constexpr float FACTOR = SCALE * LOG2E;
