@@ -211,7 +211,7 @@ impl<'a> Grouping<'a> {
     fn merge_gradients(&mut self) {
         let Rules { graph, placement, .. } = self.rules;
         for call in graph.calls().iter().filter(|call| is_attention_gradient(call)) {
-            let Some(first) = graph.id(call.start).and_then(|id| self.group_of[id.index()]) else { continue };
+            let Some(first) = (call.start..call.end).find_map(|index| self.group_of[index]) else { continue };
             let after = after_gradient(graph, placement, &self.groups[first], &self.readers);
             let mut groups = vec![first];
             groups.extend(after.iter().filter_map(|id| self.group_of[id.index()]));

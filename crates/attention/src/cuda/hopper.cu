@@ -13,7 +13,8 @@
 //   blocks than there are tiles goes over them forth and back, so that long and short tiles add up alike; DRAWS: its blocks take the next tile
 //   from a counter, as soon as they have room for its queries.
 // - The largest score stays behind by up to 2^SLACK before sums are scaled anew.
-// - Needs sm_90a, a full or causal mask, no dropout, WIDTH a multiple of 16 up to 128, 192 or 256, rows that start at multiples of 16 bytes, SCALE >= 1e-30.
+// - Needs sm_90a, a full or causal mask, no dropout, WIDTH a multiple of 16 up to 128, 192 or 256, rows that start at
+//   multiples of 16 bytes, SCALE >= 1e-30.
 //   If causal, keys less queries are a multiple of KEYS: then no block has a tile of keys whose last ones none of its queries
 //   sees, and no NaN there is multiplied by 0.
 //
@@ -26,7 +27,8 @@
 // SLOTS 0: results go out through the place of the queries, for which wide heads leave no room beside them.
 //
 // Takes, of NVRTC 13.4: heads of 64 with two blocks 90 registers, 99,472 bytes of shared memory a block, 18 of 64 warps; with one,
-// SPLIT, 168 (240 for those who multiply, 24 for the others), 134,352, 12 warps; heads of 128 168, 197,712, 12; heads of 192 and 256 168, 197,744 and 197,712, 12. No spills.
+// SPLIT, 168 (240 for those who multiply, 24 for the others), 134,352, 12 warps; heads of 128 168, 197,712, 12; heads
+// of 192 and 256 168, 197,744 and 197,712, 12. No spills.
 
 // The parameter.
 struct Mapped {

@@ -1,7 +1,7 @@
 // Attention of a tile of queries by warpgroups: what the kernels on Hopper's matrix units share. `hopper.cu` says how it works.
 //
-// KEYS (of a tile), STAGES, SLOTS (tiles of results; none where they go out through the place of the queries), BLOCKS (of a multiprocessor), SPLIT, TURNS and SHARED are constants that stand before
-// this file.
+// KEYS (of a tile), STAGES, SLOTS (tiles of results; none where they go out through the place of the queries), BLOCKS (of a multiprocessor),
+// SPLIT, TURNS and SHARED are constants that stand before this file.
 
 constexpr float SLACK = 8.0f;
 constexpr float FACTOR = SCALE * LOG2E;
@@ -275,11 +275,12 @@ static __device__ __forceinline__ int skip_tiles(const Attention& p, const Place
     for (u32 at = in.at; at < in.at + skipped; ++at) {
         begin_turn(in.warpgroup);
         end_turn(in.warpgroup);
-        mbarrier_wait(in.rings.k_full(at), Rings::parity(at));
-        mbarrier_wait(in.rings.v_full(at), Rings::parity(at));
         // Nothing else holds a warp together here: a lane that comes late would miss the phase.
+        mbarrier_wait(in.rings.k_full(at), Rings::parity(at));
         __syncwarp();
         release(in.rings.k_empty(at));
+        mbarrier_wait(in.rings.v_full(at), Rings::parity(at));
+        __syncwarp();
         release(in.rings.v_empty(at));
     }
     return skipped;
