@@ -9,7 +9,7 @@ use deuteron_graph::{Dtype, Graph};
 
 use super::super::MAX_WIDTH;
 use super::forward::{self, ForwardVariant, clustered, even_ranges};
-use super::hopper::Groups;
+use super::hopper::{Groups, Walk};
 use super::tiles::Tiles;
 use super::words::{PARTS_AT, words};
 use crate::kernel::{

@@ -218,9 +218,9 @@ fn heads_of_192_and_256() {
 #[test]
 fn mistakes_of_lent_places() {
     let stored = "store_rows<QUERIES * 128>(p, tile, r, s_base + (rank.part * 64 + rank.warp * 16) * 128, first);";
-    let one_place = stored.replace("rank.part * 64", "0");
+    let other_rows = stored.replace("first)", "tile.first + rank.warp * 16)");
     let mistakes: [Mistake; 4] = [
-        (stored, &one_place, "FAILED"),
+        (stored, &other_rows, "FAILED"),
         ("store_zeros(g_o, p.o.position, tile.end - first);", "", "of what rounding allows"),
         ("__syncwarp();\n    release(rings.q_empty());", "", "deadlock"),
         ("begin_turn(in.warpgroup);\n        end_turn(in.warpgroup);", "", "FAILED"),
