@@ -148,7 +148,7 @@ pub(super) fn read(draft: &Draft, value: NodeId) -> ArgBinding {
     ArgBinding::whole(draft.graph, placed.base, placed.layout.offset, false)
 }
 
-/// How the output lies in the buffer of a copy of it: the copy's axes are the output's in another order.
+/// How the output lies in the buffer of a copy of it: the copy's axes are the output's in another order, neighbours of which may be one.
 fn reordered(draft: &Draft, output: NodeId, copy: NodeId) -> Option<Layout> {
     let node = draft.graph.node(copy);
     let &[input] = node.inputs.as_slice() else { return None };
@@ -166,8 +166,13 @@ fn reordered(draft: &Draft, output: NodeId, copy: NodeId) -> Option<Layout> {
     let to = seen.shape.strides();
     let strides = (0..own.shape.rank()).map(|axis| {
         let (size, stride) = (own.shape[axis], own.strides[axis]);
-        let same = |&there: &usize| seen.shape[there] == size && seen.strides[there] == stride;
-        if size == 1 { Some(0) } else { (0..to.len()).find(same).map(|there| to[there]) }
+        // An axis of the output is one of the copy's, or a part of one: heads of a group are neighbours among all heads.
+        let holds = |&there: &usize| {
+            let (all, step) = (seen.shape[there], seen.strides[there]);
+            step > 0 && stride.is_multiple_of(step) && all.is_multiple_of(size * (stride / step))
+        };
+        let stride_in_copy = |there: usize| to[there] * (stride / seen.strides[there]);
+        if size == 1 { Some(0) } else { (0..to.len()).find(holds).map(stride_in_copy) }
     });
     Some(Layout { strides: strides.collect::<Option<_>>()?, shape: own.shape.clone(), offset: 0 })
 }
