@@ -19,7 +19,7 @@ use crate::show;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// How many random graphs
+    /// Number of random graphs
     #[arg(long, default_value_t = 200)]
     cases: usize,
     /// Seed of the first graph; case i has this seed plus i
@@ -43,7 +43,7 @@ pub struct Arguments {
     /// With --catalog, check only part I of N, such as 2/8, so that N processes can share the work
     #[arg(long, requires = "catalog", value_name = "I/N", value_parser = part, default_value = "1/1", hide_default_value = true)]
     part: Part,
-    /// With --catalog, run each op this many times while the device does other work; every run must give the same bits
+    /// With --catalog, run each op this many times while the device does other work; all runs must give the same bits
     #[arg(long, requires = "catalog", value_name = "TIMES", default_value_t = 0, hide_default_value = true)]
     repeat: usize,
     /// On a GPU, surround every buffer with guard bytes that are checked after each run
@@ -112,7 +112,7 @@ fn append(file: &Path, report: &CheckReport) -> std::io::Result<()> {
     file.write_all(text.as_bytes())
 }
 
-/// What random graphs can be as small as: 512 elements.
+/// The smallest target size of random graphs: 512 elements.
 fn elements(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(count @ 512..=MOST_ELEMENTS) => Ok(count),
@@ -149,7 +149,7 @@ fn print_catalog(report: &CatalogReport) {
     outln!("{}", show::table(&["op", "cases", "failures", "largest error of its bound"], rows.collect(), 1));
     outln!("{} cases over {} shapes on {}", report.cases, report.shapes, report.device);
     if report.repeats > 0 {
-        outln!("each {} times beside other work, bit by bit the same unless it says otherwise", report.repeats);
+        outln!("each {} times beside other work, with equal bits unless a failure is listed", report.repeats);
     }
     outln!(
         "{} expansions against their formulas, {} gradients ({} elements) against central differences of the formulas",

@@ -30,7 +30,7 @@ pub enum CheckpointError {
         problem: FileError,
     },
     /// A folder without weights.
-    #[error("`{}` has no {SINGLE} and no {INDEX}; only safetensors are read{}", .folder.display(), pickle_advice(.pickle))]
+    #[error("`{}` has neither {SINGLE} nor {INDEX}; only safetensors can be read{}", .folder.display(), pickle_advice(.pickle))]
     NoWeights {
         /// the folder
         folder: PathBuf,
@@ -46,7 +46,7 @@ pub enum CheckpointError {
         problem: ConfigError,
     },
     /// The index of shards is no JSON of its kind.
-    #[error("`{}` is no index of shards: {why}", .path.display())]
+    #[error("`{}` is not an index of shards: {why}", .path.display())]
     Index {
         /// the file
         path: PathBuf,
@@ -77,22 +77,22 @@ pub enum CheckpointError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TensorError {
     /// Not in the file.
-    #[error("is missing; is config.json of the same model?")]
+    #[error("is missing; is config.json from the same model?")]
     Missing,
     /// Not of a GPT-2.
-    #[error("is none of a GPT-2 of these sizes; is config.json of the same model?")]
+    #[error("is not a tensor of a GPT-2 of these sizes; is config.json from the same model?")]
     Unknown,
     /// In two places.
-    #[error("comes twice, with and without `transformer.` or in two shards")]
+    #[error("occurs twice, with and without `transformer.` or in two shards")]
     Twice,
     /// Not where the index says.
-    #[error("should be in this shard by the index, but is not")]
+    #[error("is not in this shard, although the index says so")]
     Misplaced,
     /// Not a float of 16 or 32 bits.
     #[error("is stored as {0}; expected F32, F16 or BF16")]
     Dtype(String),
     /// Of another shape.
-    #[error("has shape {got}, config.json makes it {expected}")]
+    #[error("has shape {got}, but config.json implies {expected}")]
     Shape {
         /// by config.json
         expected: Shape,
@@ -321,5 +321,5 @@ fn dtype(name: &str) -> Option<Dtype> {
 }
 
 fn pickle_advice(pickle: &bool) -> &'static str {
-    if *pickle { ", pytorch_model.bin may run code when it is read; save it with save_pretrained" } else { "" }
+    if *pickle { ", pytorch_model.bin may run code when it is loaded; convert it with save_pretrained" } else { "" }
 }

@@ -13,13 +13,13 @@ pub enum ConfigError {
     #[error("not the configuration of a GPT-2: {0}")]
     Json(String),
     /// Another architecture.
-    #[error("`model_type` is `{0}`, only gpt2 is run")]
+    #[error("`model_type` is `{0}`; only gpt2 is supported")]
     ModelType(String),
     /// An activation the engine has not.
     #[error("`activation_function` is `{0}`; expected gelu_new, gelu_pytorch_tanh, gelu, relu or silu")]
     Activation(String),
     /// A setting that changes the computation in a way the engine does not.
-    #[error("`{key}` is {got}; the engine computes {expected} only")]
+    #[error("`{key}` is {got}; only {expected} is supported")]
     Unsupported {
         /// the key
         key: &'static str,

@@ -34,7 +34,7 @@ pub enum DownloadError {
     #[error(transparent)]
     Name(#[from] HubError),
     /// No program that fetches.
-    #[error("a download needs the program `curl`, which does not start: {0}")]
+    #[error("a download needs the program `curl`, which cannot be started: {0}")]
     NoCurl(String),
     /// Not fetched.
     #[error("`{url}`: {words}")]
@@ -127,9 +127,9 @@ impl Hub {
         let source = |path: String| Source { url: format!("{}/{path}", self.endpoint), token: self.token.as_deref() };
         let answer = source(format!("api/models/{repository}/revision/main?blobs=true")).bytes(LONGEST_ANSWER)?;
         let answer: Answer = serde_json::from_slice(&answer)
-            .map_err(|error| problem(format!("the Hub's answer is not understood: {error}")))?;
+            .map_err(|error| problem(format!("the Hub's answer cannot be parsed: {error}")))?;
         if !is_plain(&answer.sha) || !answer.sha.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-            return Err(problem(format!("`{}` is no revision", answer.sha)));
+            return Err(problem(format!("`{}` is not a revision", answer.sha)));
         }
         let names: Vec<&str> = answer.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
         let files = needed(&names).map_err(problem)?;

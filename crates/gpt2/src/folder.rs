@@ -16,19 +16,19 @@ pub enum FileError {
     #[error("cannot be read: {0}")]
     Unreadable(String),
     /// A folder or a device.
-    #[error("is no regular file")]
+    #[error("is not a regular file")]
     NotAFile,
     /// A name with a path in it.
-    #[error("is no plain file name; expected a file beside config.json")]
+    #[error("is not a plain file name; expected a file beside config.json")]
     NotPlain,
     /// A symbolic link out of the folder.
     #[error("is a symbolic link to `{}`, outside the folder; put the file itself there", .0.display())]
     LeavesFolder(PathBuf),
     /// Longer than any file of its kind.
-    #[error("has {0} bytes, more than any file of its kind")]
+    #[error("has {0} bytes, which is too large for a file of its kind")]
     TooLong(u64),
     /// Text in another encoding.
-    #[error("is no UTF-8 text")]
+    #[error("is not UTF-8 text")]
     NotUtf8,
 }
 

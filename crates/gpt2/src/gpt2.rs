@@ -49,13 +49,13 @@ pub enum Error {
         got: usize,
     },
     /// Nothing to go on from.
-    #[error("prompt {} has no tokens; expected at least 1, such as the end of text", .prompt + 1)]
+    #[error("prompt {} has no tokens; expected at least 1, such as the end-of-text token", .prompt + 1)]
     EmptyPrompt {
         /// which, from 0
         prompt: usize,
     },
     /// More tokens than the model has positions.
-    #[error("prompt {} has {tokens} tokens, the model's context {context}; shorten it", .prompt + 1)]
+    #[error("prompt {} has {tokens} tokens, but the model's context is {context}; shorten it", .prompt + 1)]
     TooLong {
         /// which, from 0
         prompt: usize,

@@ -27,10 +27,10 @@ pub struct Entry {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// Less than the eight bytes of a length.
-    #[error("the file has {0} bytes, a safetensors file has at least 10")]
+    #[error("the file has {0} bytes; a safetensors file has at least 10")]
     TooShort(usize),
     /// The header is longer than the file or than any header.
-    #[error("the header should have {header} bytes, the file has {file}; it is cut short or no safetensors")]
+    #[error("the header should have {header} bytes, but the file has {file}; it is truncated or not a safetensors file")]
     Length {
         /// what the first eight bytes say
         header: u64,
@@ -49,7 +49,7 @@ pub enum HeaderError {
         dtype: String,
     },
     /// The place has not as many bytes as the shape needs.
-    #[error("tensor `{tensor}` of {dtype}{shape} lies at {begin}..{end}, which is not its size")]
+    #[error("tensor `{tensor}` of {dtype}{shape} occupies bytes {begin}..{end}, which is not its size")]
     Size {
         /// the tensor
         tensor: String,
@@ -73,7 +73,7 @@ pub enum HeaderError {
         got: usize,
     },
     /// The data is longer or shorter than the tensors.
-    #[error("the tensors end at byte {expected} of the data, the file has {got}; copy or download it again")]
+    #[error("the tensors end at byte {expected} of the data, but the file has {got}; copy or download it again")]
     End {
         /// the end of the last tensor
         expected: usize,
@@ -170,7 +170,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             }
             let tensor = map.next_value()?;
             if tensors.contains_key(&name) {
-                return Err(A::Error::custom(format_args!("tensor `{name}` comes twice")));
+                return Err(A::Error::custom(format_args!("tensor `{name}` occurs twice")));
             }
             tensors.insert(name, tensor);
         }

@@ -48,7 +48,7 @@ pub enum SaveError {
         problem: HeaderError,
     },
     /// A tensor is missing or of another type.
-    #[error("`{}`: tensor `{tensor}`: expected {expected}, got {got}; is the folder of this run?", .path.display())]
+    #[error("`{}`: tensor `{tensor}`: expected {expected}, got {got}; does the folder belong to this run?", .path.display())]
     Tensor {
         /// the file
         path: PathBuf,

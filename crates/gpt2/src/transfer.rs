@@ -156,7 +156,7 @@ impl Source<'_> {
         }
         if expected.bytes.is_none() && announced.is_none() && !head.framed {
             return Err(
-                self.failed("the server does not say how long it is, so that nothing shows whether all of it came")
+                self.failed("the server does not state its length, so a truncated download could not be detected")
             );
         }
         Ok(())
@@ -256,7 +256,7 @@ impl Transfer {
             let quoted = token.replace('\\', "\\\\").replace('"', "\\\"").replace(['\n', '\r'], "");
             let _ = stdin.write_all(format!("header = \"Authorization: Bearer {quoted}\"\n").as_bytes());
         }
-        let stdout = child.stdout.take().ok_or_else(|| source.failed("curl has no output"))?;
+        let stdout = child.stdout.take().ok_or_else(|| source.failed("curl gave no output"))?;
         let mut transfer = Transfer { child, head: Head::default(), body: BufReader::new(stdout) };
         transfer.head = heads(&mut transfer.body).map_err(|error| source.failed(error))?;
         let is_body = if from > 0 { transfer.head.status == 206 } else { (200..300).contains(&transfer.head.status) };

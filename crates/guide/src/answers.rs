@@ -18,12 +18,12 @@ const WIDTH: usize = 64;
 
 pub fn fused_bytes() -> Result<Right, Error> {
     let plan = cpu_plan(&op("add_act", 1024, Dtype::F32)?, Strategy::Greedy)?;
-    Ok(Right::new(plan.bytes().0, "x and r are read and y is written, once each: 3 tensors of 1024 * 768 * 4 bytes"))
+    Ok(Right::new(plan.bytes().0, "the kernel reads x and r and writes y, once each: 3 tensors of 1024 * 768 * 4 bytes"))
 }
 
 pub fn unfused_bytes() -> Result<Right, Error> {
     let plan = cpu_plan(&op("add_act", 1024, Dtype::F32)?, Strategy::Unfused)?;
-    Ok(Right::new(plan.bytes().0, "the sum is written by one kernel and read by the next: two more tensors"))
+    Ok(Right::new(plan.bytes().0, "one kernel writes the sum and the next reads it: two more tensors"))
 }
 
 pub fn three_inputs(answer: &str) -> Result<Verdict, Error> {
@@ -45,7 +45,7 @@ pub fn eager_attention_bytes() -> Result<Right, Error> {
 
 pub fn attention_flops() -> Result<Right, Error> {
     let pairs = SEQUENCES * HEADS * POSITIONS * (POSITIONS + 1) / 2;
-    let hint = "query i sees i + 1 keys; a pair costs 64 products and sums for its score, and as many for its share of the values";
+    let hint = "query i sees i + 1 keys; each pair of query and key costs 64 multiplications and 64 additions for its score, and as many for its share of the values";
     Ok(Right::new((pairs * 4 * WIDTH) as u64, hint))
 }
 
@@ -57,7 +57,7 @@ pub fn f16_overflow() -> Result<Right, Error> {
 
 pub fn one_launch_bytes() -> Result<Right, Error> {
     let plan = h200_plan(&attention("attention_add_norm")?, Strategy::Greedy)?;
-    let hint = "q, k, v and the residual are read, the sum and the normed rows are written, and two vectors of weights are read";
+    let hint = "the kernel reads q, k, v, the residual and two vectors of weights, and writes the sum and the normalised rows";
     Ok(Right::new(plan.bytes().0, hint))
 }
 
@@ -87,7 +87,7 @@ pub fn gpt2_kernels() -> Result<Right, Error> {
     let kernels = h200_plan(&graph, Strategy::Fused)?.groups.len();
     Ok(Right::new(
         kernels as u64,
-        "`deuteron analyze gpt2 --device h200 --batch 8 --dtype bf16` says it in its first line",
+        "the first line of `deuteron analyze gpt2 --device h200 --batch 8 --dtype bf16` has the number",
     ))
 }
 
@@ -131,7 +131,7 @@ fn capital(text: &str) -> String {
 fn one_kernel(kernels: usize) -> Verdict {
     match kernels {
         1 => Verdict::right("the values are right, and it is one kernel."),
-        more => Verdict::wrong(format!("the values are right, but it is {more} kernels; one is asked for")),
+        more => Verdict::wrong(format!("the values are right, but the plan has {more} kernels; the exercise asks for one")),
     }
 }
 
@@ -173,7 +173,7 @@ fn same_values(answer: &str, model: &Graph) -> Result<Result<Graph, Verdict>, Er
     };
     match got.iter().zip(&expected).all(|(got, expected)| near(got, expected)) {
         true => Ok(Ok(graph)),
-        false => Ok(Err(Verdict::wrong("the graph gives other values than what is asked for"))),
+        false => Ok(Err(Verdict::wrong("the graph computes other values than those the exercise asks for"))),
     }
 }
 

@@ -208,7 +208,7 @@ pub enum MachineError {
         /// all names
         known: String,
     },
-    /// A number that cannot be.
+    /// A number out of range.
     #[error("machine file: `{name}` must be {expected}, got {value}")]
     Range {
         /// the number

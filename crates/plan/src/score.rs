@@ -85,7 +85,7 @@ pub enum ScoringError {
     /// Not TOML, or a key is missing or unknown.
     #[error("weights: {0}")]
     Malformed(String),
-    /// A number that cannot be.
+    /// A number out of range.
     #[error("weights: `{name}` must be {expected}, got {value}")]
     Range {
         /// the key
@@ -95,7 +95,7 @@ pub enum ScoringError {
         /// what came
         value: f64,
     },
-    /// Weights of something else than a whole.
+    /// Weights that do not add up to 1.
     #[error("weights: the five weights must add up to 1, got {0}")]
     Sum(f64),
 }
@@ -138,19 +138,19 @@ impl Scoring {
         Ok(scoring)
     }
 
-    /// What each criterion asks for, in words, in the order of [`NAMES`].
+    /// The requirement of each criterion as text, in the order of [`NAMES`].
     pub fn asks(&self) -> [String; 5] {
         let Thresholds { bandwidth, launch, registers, complexity } = self.thresholds;
         [
             format!("more than {:.0} % of the bytes saved", 100.0 * bandwidth),
             format!("launches are more than {:.0} % of the time of all kernels but the longest", 100.0 * launch),
-            format!("fewer than {registers} registers, of products and attention {OCCUPANCY_KEPT} of the occupancy"),
+            format!("fewer than {registers} registers; for matmuls and attention, {OCCUPANCY_KEPT} of the occupancy kept"),
             format!("fewer than {complexity} primitives"),
             "generated, not written by hand".to_string(),
         ]
     }
 
-    /// The value that each criterion asks for, in the order of [`NAMES`].
+    /// The threshold of each criterion, in the order of [`NAMES`].
     pub fn thresholds(&self) -> [f64; 5] {
         let Thresholds { bandwidth, launch, registers, complexity } = self.thresholds;
         [bandwidth, launch, registers, complexity, MAINTAINABILITY_THRESHOLD]

@@ -6,7 +6,7 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ReportError {
     /// The text is longer than any analysis.
-    #[error("the analysis has {bytes} bytes, more than the {limit} that are read")]
+    #[error("the analysis has {bytes} bytes; at most {limit} are read")]
     TooLarge {
         /// length of the text
         bytes: usize,
@@ -24,7 +24,7 @@ pub enum ReportError {
         problem: String,
     },
     /// The analysis was written in another version of the form.
-    #[error("the analysis has form {found}, this version reads form {expected}: run `analyze` again")]
+    #[error("the analysis has format {found}, but this version reads format {expected}: run `analyze` again")]
     Version {
         /// its version
         found: u64,
@@ -43,7 +43,7 @@ pub enum ReportError {
     },
     /// A line of expectations fits the graph in too many ways to look at each.
     #[error(
-        "expectations, line {line}: `{text}` fits the graph in too many ways: name fewer operations, or use labels"
+        "expectations, line {line}: `{text}` matches the graph in too many ways: name fewer operations, or use labels"
     )]
     TooBroad {
         /// line, from 1

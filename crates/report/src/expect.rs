@@ -76,7 +76,7 @@ impl fmt::Display for Violation {
         match &self.outcome {
             Outcome::Apart { launches, apart, places } => {
                 let launches: Vec<String> = launches.iter().map(ToString::to_string).collect();
-                write!(f, "apart in {apart} of {places} places, first in launches {}", launches.join(", "))?;
+                write!(f, "separate in {apart} of {places} places, first in launches {}", launches.join(", "))?;
             }
             Outcome::Fused { launch, kernel } => write!(f, "fused in launch {launch}, `{kernel}`")?,
             Outcome::NoSuchNeighbours { unknown, nearest } => {

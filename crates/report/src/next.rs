@@ -12,19 +12,19 @@ const REFUSALS: usize = 2;
 /// A kind of kernel whose predictions are off by more than this is worth a calibration.
 const POOR: f64 = 0.3;
 
-/// Sentences that say what to do next.
+/// Suggestions for what to do next.
 pub fn next_steps(analysis: &Analysis) -> Vec<String> {
     let mut steps: Vec<String> = Vec::new();
     if analysis.machine.basis == "guessed" {
         steps.push(
-            "Numbers of this machine are guessed from another one: `deuteron doctor --calibrate` measures them.".into(),
+            "The numbers of this machine are estimated from another one: `deuteron doctor --calibrate` measures them.".into(),
         );
     }
     steps.extend(poorly_predicted(analysis));
     if analysis.measured.is_none() && analysis.profiled.is_none() {
         steps.push(
-            "Nothing has run yet: `deuteron fuse` with the same graph verifies this plan and times it on the machine \
-             at hand."
+            "Nothing has run yet: `deuteron fuse` with the same graph verifies and times this plan on the current \
+             machine."
                 .into(),
         );
     }
@@ -52,7 +52,7 @@ fn poorly_predicted(analysis: &Analysis) -> Option<String> {
     })
 }
 
-/// The kernel that takes the most time, and what would help it.
+/// The kernel that takes the most time, and what would make it faster.
 fn longest(analysis: &Analysis) -> Option<String> {
     let all = |sheet: &KernelSheet| sheet.measured_us.unwrap_or(sheet.cost.us) * sheet.launches.len() as f64;
     let total: f64 = analysis.after.iter().map(all).filter(|us| us.is_finite()).sum();
@@ -77,7 +77,7 @@ fn longest(analysis: &Analysis) -> Option<String> {
     })
 }
 
-/// Fusions that are refused for a reason that something can be done about, those of the longest kernels first.
+/// Refused fusions that the user can do something about, those of the longest kernels first.
 fn refused(analysis: &Analysis) -> Vec<String> {
     let weight = |one: &Candidate| one.values.us_apart * one.count as f64;
     // Some reasons can only be accepted, and their hint says so.

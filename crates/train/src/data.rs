@@ -27,7 +27,7 @@ pub enum DataError {
         problem: String,
     },
     /// Text in another encoding.
-    #[error("`{}` is no UTF-8 text; convert it, or give tokens in a .bin file", .0.display())]
+    #[error("`{}` is not UTF-8 text; convert it, or give tokens in a .bin file", .0.display())]
     NotUtf8(PathBuf),
     /// Half a token.
     #[error("`{}` has {bytes} bytes; tokens of a vocabulary of {vocabulary} take {each} each", .path.display())]
@@ -42,7 +42,7 @@ pub enum DataError {
         each: usize,
     },
     /// A token that the model does not have.
-    #[error("`{}`: token {token} at {at} is not in the vocabulary of {vocabulary}; is the file of this tokenizer?", .path.display())]
+    #[error("`{}`: token {token} at {at} is not in the vocabulary of {vocabulary}; was the file made with this tokenizer?", .path.display())]
     Token {
         /// the file
         path: PathBuf,
@@ -66,10 +66,10 @@ pub enum DataError {
         advice: &'static str,
     },
     /// A vocabulary from no text.
-    #[error("`{}` holds tokens; a vocabulary is made of text files", .0.display())]
+    #[error("`{}` holds tokens; a vocabulary is built from text files", .0.display())]
     NotText(PathBuf),
     /// A vocabulary below the bytes and the end of text.
-    #[error("a vocabulary has at least 257 tokens, the bytes and the end of text; got {0}")]
+    #[error("a vocabulary has at least 257 tokens, the bytes and the end-of-text token; got {0}")]
     Vocabulary(usize),
     /// A share that is none.
     #[error("the share for validation must be at least 0 and below 1, got {0}")]

@@ -32,7 +32,7 @@ pub enum Error {
     },
     /// More memory than is allowed, even with recomputed activations.
     #[error(
-        "training takes {} at least ({} weights, moments and sums of gradients; {} activations and gradients), --memory is {}; \
+        "training takes at least {} ({} weights, moments and accumulated gradients; {} activations and gradients), but --memory is {}; \
          take a smaller --batch with more of --accumulate, a shorter --sequence, or a higher --memory",
         Bytes(.least.all()), Bytes(.least.states), Bytes(.least.sessions), Bytes(*.limit)
     )]
@@ -47,7 +47,7 @@ pub enum Error {
     Input(String),
     /// The loss or the gradient is no number any more.
     #[error(
-        "step {step}: the {what} is {value}; {}: lower --learning-rate, lengthen --warmup, or set --clip",
+        "step {step}: the {what} is {value}; {}; lower --learning-rate, lengthen --warmup, or set --clip",
         saved(.last)
     )]
     NotFinite {
@@ -57,11 +57,11 @@ pub enum Error {
         what: &'static str,
         /// what it is
         value: f64,
-        /// the newest checkpoint, which is from before
+        /// the newest checkpoint, saved before this step
         last: Option<PathBuf>,
     },
     /// The folder has a run in it already.
-    #[error("`{}` has a run that was stopped at step {step}; go on with --resume, or give another --out", .folder.display())]
+    #[error("`{}` has a run that was stopped at step {step}; continue it with --resume, or give another --out", .folder.display())]
     Occupied {
         /// the folder
         folder: PathBuf,
@@ -69,13 +69,13 @@ pub enum Error {
         step: u64,
     },
     /// Another process trains into the folder.
-    #[error("another process is training into `{}`; end it, or give another --out", .0.display())]
+    #[error("another process is training into `{}`; end that process, or give another --out", .0.display())]
     Locked(PathBuf),
     /// Nothing to go on from.
-    #[error("`{}` has no checkpoint to go on from; begin without --resume", .0.display())]
+    #[error("`{}` has no checkpoint to resume from; start without --resume", .0.display())]
     NoCheckpoint(PathBuf),
     /// A setting differs from the run's that is to go on.
-    #[error("`{}` was trained with {name} {stored}, now it is {given}; a run goes on with its own settings", .folder.display())]
+    #[error("`{}` was trained with {name} {stored}, but {given} is given; a run resumes with its own settings", .folder.display())]
     Differs {
         /// the checkpoint
         folder: PathBuf,
@@ -87,7 +87,7 @@ pub enum Error {
         given: String,
     },
     /// A file that says where a run stands is damaged.
-    #[error("`{}` does not say where a run stands: {why}", .path.display())]
+    #[error("`{}` does not describe the state of a run: {why}", .path.display())]
     Progress {
         /// the file
         path: PathBuf,
@@ -118,7 +118,7 @@ pub enum Error {
 
 fn saved(last: &Option<PathBuf>) -> String {
     match last {
-        Some(path) => format!("`{}` is from before", path.display()),
+        Some(path) => format!("the newest checkpoint is `{}`", path.display()),
         None => "nothing was saved".to_string(),
     }
 }

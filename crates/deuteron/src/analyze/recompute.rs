@@ -40,9 +40,9 @@ fn sheet(graph: &Graph, again: &[NodeId], kept: [Bytes; 2], plans: [&Plan; 2], f
     calls.dedup();
     calls.iter().for_each(|&call| *names.entry(graph.call_name(call).to_string()).or_default() += 1);
     let text = match faster {
-        false => format!("Everything is stored: computing values again gains nothing here ({} kept).", kept[0]),
+        false => format!("Everything is stored: recomputing values is not faster here ({} stored).", kept[0]),
         true => format!(
-            "Values of {} are computed again in backward instead of being kept: {} kept instead of {}, {} instead of {}.",
+            "The backward pass recomputes values of {} instead of storing them: {} stored instead of {}, {} instead of {}.",
             names.iter().map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", "),
             kept[1],
             kept[0],

@@ -122,7 +122,7 @@ fn compare_gradients(op: &FusedOp, types: &[OperandType], findings: &mut Finding
     by_name.extend(names.zip(forward.seeds.iter().cloned()));
     let given = backward.inputs().iter().map(|&id| by_name.get(&backward.label(id)).cloned());
     let Some(given) = given.collect::<Option<Vec<Array>>>() else {
-        findings.problems.push("backward takes a value that forward does not give".to_string());
+        findings.problems.push("backward reads a value that forward does not return".to_string());
         return Ok(());
     };
     let gradients = interpret(&backward, &given, Rounding::Exact)?.outputs;
@@ -197,7 +197,7 @@ impl Differences {
             }
             let name = self.graph.label(self.graph.inputs()[position]);
             findings.problems.push(format!(
-                "d_{name} is {analytic} at element {element}, differences of the formula give {difference}, bound {bound:e}"
+                "d_{name} is {analytic} at element {element}, finite differences of the formula give {difference}, bound {bound:e}"
             ));
             break;
         }

@@ -41,7 +41,7 @@ pub enum TokenizerError {
     },
     /// The tokenizer is of another model.
     #[error(
-        "the tokenizer has {tokens} tokens, the model {vocabulary}; put the model's own tokenizer.json, or vocab.json and \
+        "the tokenizer has {tokens} tokens, but the model has {vocabulary}; put the model's own tokenizer.json, or vocab.json and \
          merges.txt, into its folder"
     )]
     Vocabulary {

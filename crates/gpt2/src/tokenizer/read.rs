@@ -17,7 +17,7 @@ pub enum FormatError {
     #[error("not the file of a byte-level BPE: {0}")]
     Json(String),
     /// A setting under which GPT-2's tokens come out differently.
-    #[error("`{key}` is {got}; expected {expected}, as GPT-2 has it")]
+    #[error("`{key}` is {got}; expected {expected}, as in GPT-2")]
     Unsupported {
         /// the key
         key: &'static str,
@@ -27,10 +27,10 @@ pub enum FormatError {
         expected: &'static str,
     },
     /// A word with a character that stands for no byte.
-    #[error("word `{0}` has a character that stands for no byte")]
+    #[error("word `{0}` has a character that does not encode a byte")]
     Word(String),
     /// A word or an id that comes twice.
-    #[error("word `{0}` comes twice, or shares its id with another")]
+    #[error("word `{0}` occurs twice, or shares its id with another word")]
     Twice(String),
     /// Ids are not 0, 1, 2 and so on.
     #[error("word `{word}` has id {id} among {tokens} words; expected ids without gaps")]
@@ -46,7 +46,7 @@ pub enum FormatError {
     #[error("no word for byte {0}; expected one for each of the 256")]
     Byte(u8),
     /// A line of `merges.txt`.
-    #[error("line {line}: `{text}` is no merge; expected two words with a space between them")]
+    #[error("line {line}: `{text}` is not a merge; expected two words with a space between them")]
     Line {
         /// from 1 on
         line: usize,
@@ -55,7 +55,7 @@ pub enum FormatError {
     },
     /// A merge of unknown words.
     #[error(
-        "the merge of `{left}` and `{right}` is of words that are not in the vocabulary; are the files of one model?"
+        "the merge of `{left}` and `{right}` uses words that are not in the vocabulary; are both files from one model?"
     )]
     Merge {
         /// the first word
@@ -285,7 +285,7 @@ impl File {
                 stripped.is_none(),
                 stripped
                     .map_or(String::new(), |added| format!("`{}` with single_word, lstrip or rstrip", added.content)),
-                "words found as they are",
+                "literal words",
             ),
         ];
         match checks.into_iter().find(|(_, good, ..)| !good) {

@@ -47,7 +47,7 @@ pub(crate) fn restriction(solver: &mut Solver, pins: &[Pin]) -> Result<Restricti
                 (0..solver.problem.atoms.len()).map(|atom| atom_name(&solver.problem, atom)).collect();
             known.sort();
             known.dedup();
-            let why = format!("no operations of these names follow each other; the graph has {}", known.join(", "));
+            let why = format!("no consecutive operations have these names; the graph has {}", known.join(", "));
             return Err(PlanError::Pin { verb: pin.verb(), what: names.join(" + "), why });
         }
         match pin {
@@ -70,6 +70,6 @@ pub(crate) fn impossible(solver: &mut Solver, restriction: &Restriction) -> Plan
             return PlanError::Pin { verb: "force", what, why: format!("{} {reason}", reason.code()) };
         }
     }
-    let why = "no plan satisfies them all; drop one of --force and --forbid";
+    let why = "no plan satisfies all --force and --forbid flags; drop one";
     PlanError::Pin { verb: "combine", what: "these pins".into(), why: why.into() }
 }

@@ -39,7 +39,7 @@ impl Search {
         match self.optimal {
             true => format!("optimal among {groups} groups, {states} states"),
             false => format!(
-                "best of {groups} groups, {states} states (beam); at most {:.0} % above the least time possible",
+                "best of {groups} groups, {states} states (beam search); at most {:.0} % above the optimum",
                 100.0 * self.gap()
             ),
         }
