@@ -28,7 +28,7 @@ def set_num_threads(threads: int) -> None:
 
 
 def get_num_threads() -> int:
-    """How many threads a call on the CPU takes now."""
+    """How many threads per call on the CPU takes now."""
     return _native.get_num_threads()
 
 

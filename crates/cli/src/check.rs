@@ -178,7 +178,7 @@ fn print(report: &CheckReport) {
     }
     let dtypes: Vec<String> = report.dtypes.iter().map(|(dtype, count)| format!("{count} {dtype}")).collect();
     outln!("\n{} graphs ({}), {} with gradients", report.cases, dtypes.join(", "), report.backward);
-    outln!("median {} calls a graph, {} kernels in all", report.median_ops, report.kernels);
+    outln!("median {} calls per graph, {} kernels in all", report.median_ops, report.kernels);
     outln!("on {}", report.devices.join("; "));
     outln!("{} failures in {:.1} s", report.failures, report.seconds);
     outln!("largest error: {:.2} of its bound (seed {})", report.worst_ratio, report.worst_seed);

@@ -72,7 +72,7 @@ pub enum Access {
         /// position of the index argument
         index: u16,
     },
-    /// One element a row (strides of 0: one element for all).
+    /// One element per row (strides of 0: one element for all).
     PerRow,
     /// Finished column sums: `cols` contiguous elements (or 1, if a scalar is summed), written once, after all rows.
     Columns,

@@ -261,7 +261,7 @@ impl RowLowering<'_> {
         }
     }
 
-    /// One element a row, in a space of several columns. In a space of one column it is a row like any other.
+    /// One element per row, in a space of several columns. In a space of one column it is a row like any other.
     fn is_per_row(&self, shape: &Shape) -> bool {
         shape.cols() == 1 && self.space.cols != 1
     }
@@ -278,7 +278,7 @@ impl RowLowering<'_> {
 
     fn row_reduce(&mut self, op: ReduceOp, value: ExprId, cols: usize) -> ExprId {
         if cols == 1 && self.space.cols != 1 {
-            // One number a row, in a kernel whose rows are longer: there is nothing to sweep over.
+            // One number per row, in a kernel whose rows are longer: there is nothing to sweep over.
             return match op {
                 ReduceOp::Sum | ReduceOp::Mean | ReduceOp::Max => value,
                 ReduceOp::AbsMax => self.exprs.make(Expr::Unary(UnaryOp::Abs, value)),

@@ -51,7 +51,7 @@ pub struct BenchRow {
     pub fused_us: f64,
     /// the same from a recording of all launches, on a device that has such a thing
     pub fused_graph_us: Option<f64>,
-    /// median microseconds, a kernel a builder call
+    /// median microseconds, a kernel per builder call
     pub unfused_us: f64,
     /// the same from a recording
     pub unfused_graph_us: Option<f64>,
@@ -98,7 +98,7 @@ pub struct KernelRow {
     pub predicted_us: f64,
     /// compulsory bytes
     pub bytes: u64,
-    /// bytes a second
+    /// bytes per second
     pub gbps: f64,
     /// over the speed of a copy of as many bytes
     pub fraction_of_copy: f64,

@@ -78,7 +78,7 @@ pub struct Attributes {
     pub reduction: Reduction,
     /// share of a target's weight that all classes have evenly
     pub smoothing: f64,
-    /// a target whose row has no loss
+    /// the target value whose rows have no loss
     pub ignored: Option<i32>,
 }
 

@@ -66,7 +66,7 @@ pub struct CheckReport {
     pub worst_seed: u64,
     /// calls of each kind over all graphs
     pub op_counts: BTreeMap<String, usize>,
-    /// median number of calls a graph
+    /// median number of calls per graph
     pub median_ops: usize,
     /// graphs that were differentiated
     pub backward: usize,

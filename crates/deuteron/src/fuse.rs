@@ -44,9 +44,9 @@ pub struct FuseReport {
     pub worst_ratio: f64,
     /// the output nearest to its bound
     pub worst_output: String,
-    /// a kernel a composite, attention with its scores in memory: what textbook code runs
+    /// a kernel per composite, attention with its scores in memory: what textbook code runs
     pub eager: PlanReport,
-    /// a kernel a builder call
+    /// a kernel per builder call
     pub unfused: PlanReport,
     /// the cheapest plan
     pub fused: PlanReport,

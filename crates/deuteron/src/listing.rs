@@ -117,13 +117,13 @@ pub(crate) fn launch_of(grid: &Grid) -> String {
 /// What is known of a CUDA kernel once it is compiled.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Compiled {
-    /// registers a thread, of the function that needs the most
+    /// registers per thread, of the function that needs the most
     pub registers: u32,
     /// what the planner expected
     pub predicted_registers: u32,
     /// bytes a thread writes and reads because registers ran out
     pub spill_bytes: u32,
-    /// shared memory a block, of the launch that needs the most
+    /// shared memory per block, of the launch that needs the most
     pub shared_bytes: u32,
     /// share of a multiprocessor's threads that fit at once, of the first launch
     pub occupancy: f64,

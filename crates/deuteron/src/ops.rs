@@ -282,7 +282,7 @@ pub fn dropout_add_norm(
     normed_sum(engine, op, &weights.after(&[x, bias, r, dropout.seed]))
 }
 
-/// `int8` rows of `norm(x)`, or of `norm(x + r)`, with a scale a row.
+/// `int8` rows of `norm(x)`, or of `norm(x + r)`, with a scale per row.
 pub fn norm_quantize(
     engine: &Engine,
     x: &Tensor,

@@ -69,7 +69,7 @@ pub enum DropReason {
     /// the compiler does not take it
     #[error("does not compile: {0}")]
     NotCompiled(String),
-    /// registers run out: so many bytes a thread
+    /// registers run out: so many bytes per thread
     #[error("spills {0} bytes")]
     Spilled(u32),
     /// the device does not launch it

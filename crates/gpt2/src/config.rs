@@ -44,7 +44,7 @@ pub enum SizeError {
         key: &'static str,
         /// the largest allowed
         most: usize,
-        /// what came
+        /// what was found
         got: u64,
     },
     /// Heads share the hidden features equally.
@@ -120,7 +120,7 @@ impl Config {
         self.layers * block + tables * c + 2 * c
     }
 
-    /// Every weight: its name in the graph and its shape. Matrices are `[in, out]`, tables one row a token or position.
+    /// Every weight: its name in the graph and its shape. Matrices are `[in, out]`, tables one row per token or position.
     pub fn weights(&self) -> Vec<(String, Shape)> {
         let (hidden, inner) = (self.hidden, self.inner());
         let mut weights = vec![

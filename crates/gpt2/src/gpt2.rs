@@ -45,7 +45,7 @@ pub enum Error {
     Batch {
         /// the largest allowed
         most: usize,
-        /// what came
+        /// what was found
         got: usize,
     },
     /// Nothing to go on from.

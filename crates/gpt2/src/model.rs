@@ -72,7 +72,7 @@ pub enum Start {
     Anywhere,
 }
 
-/// The model as generation needs it: the logits of one position a sequence, while a cache takes up the keys and values.
+/// The model as generation needs it: the logits of one position per sequence, while a cache takes up the keys and values.
 ///
 /// Inputs are `tokens: i32[batch, sequence]`, `places: i32[batch, sequence]` (where each token stands), `positions: i32[batch]`
 /// (where the first does), `last: i32[batch]` (of which token the logits are wanted, counted over the whole batch:
@@ -150,7 +150,7 @@ struct Builder<'a> {
     graph: Graph,
     config: &'a Config,
     options: &'a Options,
-    /// what came before the tokens, if there is a cache
+    /// what was found before the tokens, if there is a cache
     past: Option<Past>,
     /// the caches of the layers so far, with the tokens
     appended: Vec<NodeId>,

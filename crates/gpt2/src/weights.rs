@@ -20,7 +20,7 @@ pub enum Weights {
     F16,
     /// weights and activations `bf16`
     Bf16,
-    /// Matrices are bytes with a scale an output column, the token table bytes with a scale a token; biases, norms and positions
+    /// Matrices are bytes with one scale per output column, the token table bytes with one scale per token; biases, norms and positions
     /// are `f32`. Activations are `f32`; each row is quantised to bytes with one scale before a matmul, whose sums are exact. Queries, keys and
     /// values are `bf16`, and so are the cache and the inner layer: what is read of them is half as much.
     ///

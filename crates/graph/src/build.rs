@@ -1,4 +1,4 @@
-//! The builder: one method a primitive, one a composite. Each is one call; each refuses bad operands with a typed error.
+//! The builder: one method per primitive and one per composite. Each is one call; each refuses bad operands with a typed error.
 
 use crate::activation::{Activation, Gelu};
 use crate::block::Block;
@@ -327,7 +327,7 @@ impl Graph {
         self.call_one(composite, &[q, k, v, positions])
     }
 
-    /// Rows as `i8` with a scale a row.
+    /// Rows as `i8` with a scale per row.
     pub fn quantize_int8(&mut self, x: NodeId) -> Result<Quantized, GraphError> {
         let out = self.call(Composite::QuantizeInt8, &[x])?;
         Ok(Quantized { q: out[0], scale: out[1] })

@@ -54,10 +54,10 @@ pub enum Composite {
     /// `dropout(softmax(scale q k^T + mask)) v`. Operands: q, k, v, the mask if additive or
     /// positions if cached, the seed if `p > 0`.
     Attention { mask: Mask, scale: f64, p: f64, offset: u32 },
-    /// Rows as `i8` with a scale a row: `scale = absmax / 127`. A row of zeros has zeros and the scale 0; the scale of a row
+    /// Rows as `i8` with a scale per row: `scale = absmax / 127`. A row of zeros has zeros and the scale 0; the scale of a row
     /// with a NaN or an infinity is NaN or infinite, so that what it scales is NaN. Operand: x. Results: q, scale.
     QuantizeInt8,
-    /// Rows as `f8e4m3` with a scale a row: `scale = absmax / 448`. Operand: x. Results: q, scale.
+    /// Rows as `f8e4m3` with a scale per row: `scale = absmax / 448`. Operand: x. Results: q, scale.
     QuantizeFp8,
     /// `q scale`. Operands: q (`i8`), scale.
     Dequantize { dtype: Dtype },

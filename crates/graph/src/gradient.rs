@@ -3,7 +3,7 @@
 //! Calls are walked from last to first. The gradient of a call is one block, `grad(name)`, so that planner and reports
 //! keep speaking in composites. A block does not reach into the forward composite for large intermediates: it computes
 //! them again from the composite's operands and its row statistics. So what passes from forward to backward is what
-//! textbook code saves: operands, results and one or two numbers a row; random masks are replayed, never stored.
+//! textbook code saves: operands, results and one or two numbers per row; random masks are replayed, never stored.
 
 use std::collections::HashMap;
 

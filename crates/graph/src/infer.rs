@@ -179,7 +179,7 @@ fn append(operands: &[&Node], batch: usize) -> Rule {
         && rows.shape.rank() == rank
         && (0..rank).all(|i| i == axis || rows.shape[i] == cache.shape[i]);
     ensure(fits, &format!("rows of the cache's dtype that differ from it only in axis {axis}"))?;
-    ensure(rows.shape[axis] <= cache.shape[axis], &format!("at most {} rows a sequence", cache.shape[axis]))?;
+    ensure(rows.shape[axis] <= cache.shape[axis], &format!("at most {} rows per sequence", cache.shape[axis]))?;
     let counted = cache.shape[axis] <= i32::MAX as usize;
     ensure(counted, "a capacity that i32 can count")?;
     let given = positions.dtype == Dtype::I32 && positions.shape == Shape::from([cache.shape[batch]]);

@@ -1,6 +1,6 @@
 //! Optimisers as graphs: what a weight and its moments become, from the weight's gradient.
 //!
-//! An update is elementwise work in f32, one block a weight, so that one kernel reads a gradient once and writes every state in place.
+//! An update is elementwise work in f32, one block per weight, so that one kernel reads a gradient once and writes every state in place.
 //! What changes from step to step (learning rate, corrections of the moments' bias) are operands; what does not is constant.
 //!
 //! Weight decay is decoupled: it shrinks the weight by `rate decay`, and never passes through the moments. With `g` the gradient:
@@ -24,7 +24,7 @@ type Value = Result<NodeId, GraphError>;
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub enum Optimizer {
-    /// Two moments a weight.
+    /// Two moments per weight.
     AdamW { beta1: f64, beta2: f64, eps: f64 },
     /// One moment, or none without momentum.
     Sgd { momentum: f64 },

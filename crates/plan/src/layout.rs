@@ -144,7 +144,7 @@ impl RowAccess {
         self.offset == 0 && row_stride == cols && (cols == 1 || self.column_stride == 1)
     }
 
-    /// One element a row, element `row` of the buffer.
+    /// One element per row, element `row` of the buffer.
     pub fn is_per_row_identity(&self, rows: usize) -> bool {
         let in_order = match self.leading.as_slice() {
             [] => rows <= 1,

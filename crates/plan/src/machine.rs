@@ -1,4 +1,4 @@
-//! What a machine is: one number a line, each with its origin.
+//! What a machine is: one number per line, each with its origin.
 //!
 //! Profiles are data files (`machines/*.toml`); a user's own file has the same form. A number that a file leaves out is
 //! taken from the profile it is `based_on`, and keeps that profile's origin.
@@ -215,7 +215,7 @@ pub enum MachineError {
         name: &'static str,
         /// its range
         expected: &'static str,
-        /// what came
+        /// what was found
         value: f64,
     },
     /// A number that this kind of machine needs.

@@ -34,7 +34,7 @@ pub struct Refusal {
 pub struct Plan {
     /// how the groups were chosen
     pub strategy: Strategy,
-    /// where every value lies
+    /// the placement of every value
     pub placement: Placement,
     /// the kernels
     pub groups: Vec<Group>,

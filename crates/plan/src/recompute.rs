@@ -21,7 +21,7 @@
 //! - Everything that reads it, copies included, can be one kernel: it is in one wave, with no product in between. Else
 //!   a residual stream whose summands are narrower than their sum would be added up again from its beginning in each
 //!   layer.
-//! - It is no row reduction: a number a row is not worth a pass over the row, which no count of bytes shows.
+//! - It is no row reduction: a number per row is not worth a pass over the row, which no count of bytes shows.
 //!
 //! **[`Saving::Memory`]** counts what stays alive between the two parts:
 //!

@@ -37,7 +37,7 @@ pub struct Weights {
     pub registers: f64,
     /// size of the kernel
     pub complexity: f64,
-    /// who writes it
+    /// whether it is generated or hand-written
     pub maintainability: f64,
 }
 
@@ -92,7 +92,7 @@ pub enum ScoringError {
         name: &'static str,
         /// its range
         expected: &'static str,
-        /// what came
+        /// what was found
         value: f64,
     },
     /// Weights that do not add up to 1.
@@ -189,7 +189,7 @@ pub struct Evidence<'a> {
 pub struct Criterion {
     /// from 0 to 1
     pub score: f64,
-    /// whether it gives what it is asked for
+    /// whether it meets its threshold
     pub passes: bool,
 }
 
@@ -204,7 +204,7 @@ pub struct Score {
     pub registers: Criterion,
     /// size of the kernel
     pub complexity: Criterion,
-    /// who writes it
+    /// whether it is generated or hand-written
     pub maintainability: Criterion,
     /// the weighted sum
     pub total: f64,

@@ -40,7 +40,7 @@ impl Class {
         Class::Column,
     ];
 
-    /// Floating point operations an element, as a GPU's vector units spend them.
+    /// Floating point operations per element, as a GPU's vector units spend them.
     pub fn flops(self) -> f64 {
         match self {
             Class::Move => 0.0,

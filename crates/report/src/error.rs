@@ -1,11 +1,11 @@
-//! What can be wrong with text handed to this crate.
+//! Errors in text given to this crate.
 
 use thiserror::Error;
 
 /// Text that could not be read as an analysis or as a list of expectations.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ReportError {
-    /// The text is longer than any analysis.
+    /// The text is too long.
     #[error("the analysis has {bytes} bytes; at most {limit} are read")]
     TooLarge {
         /// length of the text
@@ -23,7 +23,7 @@ pub enum ReportError {
         /// what is wrong there
         problem: String,
     },
-    /// The analysis was written in another version of the form.
+    /// The analysis has another format version.
     #[error("the analysis has format {found}, but this version reads format {expected}: run `analyze` again")]
     Version {
         /// its version
@@ -41,7 +41,7 @@ pub enum ReportError {
         /// what is wrong with it
         problem: String,
     },
-    /// A line of expectations fits the graph in too many ways to look at each.
+    /// A line of expectations matches the graph in too many ways to check.
     #[error(
         "expectations, line {line}: `{text}` matches the graph in too many ways: name fewer operations, or use labels"
     )]

@@ -3,10 +3,10 @@
 use crate::units::{digits, time};
 use crate::{Analysis, Candidate, KernelSheet};
 
-/// The most that is listed.
+/// Maximum number of suggestions.
 const MOST: usize = 6;
 
-/// Refused fusions that are listed.
+/// Maximum number of refused fusions listed.
 const REFUSALS: usize = 2;
 
 /// A kind of kernel whose predictions are off by more than this is worth a calibration.

@@ -27,7 +27,7 @@ pub enum Error {
     Batches {
         /// of the step
         expected: usize,
-        /// what came
+        /// what was found
         got: usize,
     },
     /// More memory than is allowed, even with recomputed activations.
@@ -83,7 +83,7 @@ pub enum Error {
         name: String,
         /// of the run
         stored: String,
-        /// what came
+        /// what was found
         given: String,
     },
     /// A file that says where a run stands is damaged.

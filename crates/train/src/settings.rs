@@ -54,7 +54,7 @@ pub struct SettingsError {
     pub name: &'static str,
     /// its range
     pub expected: &'static str,
-    /// what came
+    /// what was found
     pub got: String,
 }
 

@@ -265,7 +265,7 @@ unsafe fn query_tile<S: Simd>(
             logsumexp: job.logsumexp.0.add(first),
             row_sums: places.each.add(row),
         });
-        // dv and dk, a key a lane.
+        // dv and dk, a key per lane.
         for (c, rows, b) in [(places.value_sums, slope_rows, places.scores), (places.sums, q_rows, places.slopes)] {
             let product = Product {
                 c,

@@ -4,10 +4,10 @@
 //! own [`Scratch`]; if keys are split, then every task `0..combine_tasks()`. Backward likewise: [`backward()`], then
 //! [`finish()`]. Nothing allocates while running.
 //!
-//! - `forward.rs`: a tile of queries against tiles of keys, a query a lane: neither keys nor values are packed, and the
+//! - `forward.rs`: a tile of queries against tiles of keys, a query per lane: neither keys nor values are packed, and the
 //!   statistics of the softmax need no sum across lanes.
 //! - `decode.rs`: few queries; lanes along the width, keys and values are streamed once for all heads that share them.
-//! - `backward.rs`: a range of keys against all queries, a key a lane; gradients of queries are kept for each range and
+//! - `backward.rs`: a range of keys against all queries, a key per lane; gradients of queries are kept for each range and
 //!   added in order.
 //! - `driver/` hands tasks out to threads, `family.rs` makes kernels of groups.
 //! - `product.rs` is the product of `f32` tiles, `amx.rs` that of bf16 tiles.

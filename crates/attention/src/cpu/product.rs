@@ -34,7 +34,7 @@ pub(super) struct Product {
 
 impl Product {
     /// # Safety
-    /// `c` can be written and `b` read for `lanes` elements a row, and `a` at every row and `i`.
+    /// `c` can be written and `b` read for `lanes` elements per row, and `a` at every row and `i`.
     pub unsafe fn run<S: Simd>(self, simd: S) {
         simd.enter(self);
     }

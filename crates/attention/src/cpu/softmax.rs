@@ -185,7 +185,7 @@ fn pair_of<S: Simd>(simd: S, [low, high]: [S::Float; 2]) -> S::Int {
 
 /// Ends the softmax of a tile: `o / sum`, and the logsumexp.
 pub(super) struct Divide {
-    /// `[width][TILE]`, a query a lane.
+    /// `[width][TILE]`, a query per lane.
     pub sums: *mut f32,
     pub width: usize,
     pub lanes: usize,

@@ -142,7 +142,7 @@ pub enum LaneKind {
     Int,
 }
 
-/// One instruction: a loop over a strip, or, with a scalar destination, one operation a row.
+/// One instruction: a loop over a strip, or, with a scalar destination, one operation per row.
 #[allow(missing_docs)] // the fields are those of the formula beside each variant
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Inst {

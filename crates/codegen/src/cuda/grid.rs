@@ -97,7 +97,7 @@ pub struct Tiling {
     pub by: &'static str,
     /// rows and columns of a tile
     pub tile: [usize; 2],
-    /// stages of operands in shared memory; none where operands do not pass through a ring of them
+    /// pipeline stages of operands in shared memory; none without such a pipeline
     pub stages: Option<usize>,
     /// tiles in all, over which persistent blocks walk; none where every block has one
     pub walked: Option<usize>,

@@ -94,11 +94,11 @@ impl fmt::Display for RowConfig {
         let columns = self.vector * self.chunks;
         match self.policy {
             Policy::Flat => {
-                write!(f, "{} threads a block, {} x {} elements a thread", self.threads(), self.chunks, self.vector)?
+                write!(f, "{} threads per block, {} x {} elements per thread", self.threads(), self.chunks, self.vector)?
             }
             _ => write!(
                 f,
-                "{} threads a row, {} rows a block, {columns} columns a thread by {}",
+                "{} threads per row, {} rows per block, {columns} columns per thread by {}",
                 self.threads_per_row, self.rows_per_block, self.vector
             )?,
         }
@@ -112,7 +112,7 @@ impl fmt::Display for RowConfig {
             write!(f, ", {} blocks a row{how}", self.parts)?;
         }
         if self.resident > 0 {
-            write!(f, ", {} resident blocks a multiprocessor", self.resident)?;
+            write!(f, ", {} resident blocks per multiprocessor", self.resident)?;
         }
         if self.stages > 0 {
             write!(f, ", {} rows ahead in shared memory", self.stages - 1)?;

@@ -109,7 +109,7 @@ fn entry(line: &str) -> Result<(&str, RowConfig), String> {
         why: "measured".into(),
     };
     if config.threads() > 1024 || !config.vector.is_power_of_two() {
-        return Err("expected at most 1024 threads a block and a vector of 1, 2, 4 or 8".into());
+        return Err("expected at most 1024 threads per block and a vector of 1, 2, 4 or 8".into());
     }
     Ok((key, config))
 }

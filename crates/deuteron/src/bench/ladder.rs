@@ -64,11 +64,11 @@ pub struct LadderRow {
     pub copy_gbps: f64,
     /// the ratio of the two
     pub fraction_of_copy: f64,
-    /// multiplications and additions of attention's products a second, of the keys that are seen, in TFLOP/s
+    /// multiplications and additions of attention's products per second, of the keys that are seen, in TFLOP/s
     pub tflops: Option<f64>,
     /// over the first rung
     pub speedup: f64,
-    /// registers a thread, on a GPU
+    /// registers per thread, on a GPU
     pub registers: Option<u32>,
 }
 

@@ -142,7 +142,7 @@ pub struct VariantRow {
     pub worst_ratio: f64,
     /// median microseconds
     pub us: f64,
-    /// multiplications and additions a second, in TFLOP/s
+    /// multiplications and additions per second, in TFLOP/s
     pub tflops: f64,
 }
 
@@ -213,7 +213,7 @@ pub fn matmul_variants(engine: &Engine, case: &MatmulCase) -> Result<Vec<Variant
     Ok(rows)
 }
 
-/// Multiplications and additions a second, in TFLOP/s.
+/// Multiplications and additions per second, in TFLOP/s.
 fn tflops(case: &MatmulCase, us: f64) -> f64 {
     2.0 * (case.rows * case.columns) as f64 * case.inner as f64 / us.max(1e-6) / 1e6
 }

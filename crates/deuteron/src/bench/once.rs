@@ -16,9 +16,9 @@ named! {
     /// How an op is cut into kernels.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum OpPlan {
-        /// a kernel a composite, attention with its scores in memory
+        /// a kernel per composite, attention with its scores in memory
         Eager = "eager",
-        /// a kernel a builder call
+        /// a kernel per builder call
         Unfused = "unfused",
         /// as the ready-made op runs
         Fused = "fused",
@@ -78,7 +78,7 @@ pub struct OnceKernel {
     pub bytes_cached: u64,
     /// predicted microseconds
     pub predicted_us: f64,
-    /// predicted registers a thread
+    /// predicted registers per thread
     pub predicted_registers: u32,
     /// predicted share of the threads a multiprocessor holds
     pub predicted_occupancy: f64,

@@ -96,7 +96,7 @@ const SHORT_VALIDATION: &[[usize; 2]] = &[[4000, 24], [2000, 72], [1200, 200]];
 const LONG_VALIDATION: &[[usize; 2]] = &[[700, 600], [3000, 1000]];
 
 /// Graphs in which fusing everything that is legal may lose. On the CPU it does where a flat kernel, which runs full
-/// vectors whatever the shape, becomes one of narrow rows; and where a value of one number a row, cheap on its own, is
+/// vectors whatever the shape, becomes one of narrow rows; and where a value of one number per row, cheap on its own, is
 /// made a row at a time.
 const DECISIONS: &[Family] = &[
     ("x = input f32[R,C] ; g = gelu x kind=erf ; y = row_sum g ; out y", NARROW_VALIDATION),

@@ -52,7 +52,7 @@ pub struct LossOptions {
     pub reduction: Reduction,
     /// share of a target's weight that all classes have evenly
     pub smoothing: f64,
-    /// a target whose row has no loss
+    /// the target value whose rows have no loss
     pub ignored: Option<i32>,
 }
 
@@ -204,7 +204,7 @@ pub struct QuantizedExperts<'a> {
     pub bias: &'a Tensor,
 }
 
-/// `act(x weight[expert]^T + bias[expert])` as rows of bytes: `x` is `i8[rows, in]` with a scale a row, `chosen` an `i32[rows]`. A row
+/// `act(x weight[expert]^T + bias[expert])` as rows of bytes: `x` is `i8[rows, in]` with a scale per row, `chosen` an `i32[rows]`. A row
 /// that goes to several experts is given once for each. `x.s` is not read.
 pub fn moe_int8(
     engine: &Engine,

@@ -113,7 +113,7 @@ pub enum CudaError {
         action: &'static str,
         /// on which file or folder
         path: PathBuf,
-        /// what came of it
+        /// what was found of it
         problem: String,
     },
     /// Something this device, driver or library cannot do.

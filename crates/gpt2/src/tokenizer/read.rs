@@ -21,7 +21,7 @@ pub enum FormatError {
     Unsupported {
         /// the key
         key: &'static str,
-        /// what came
+        /// what was found
         got: String,
         /// what GPT-2 has
         expected: &'static str,

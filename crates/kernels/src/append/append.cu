@@ -1,6 +1,6 @@
 // Rows written into a cache, from a position of each sequence on. The prelude defines ELEMENT, the bytes of an element.
 //
-// append_rows: a warp a row, 16 bytes a lane where all addresses allow it. Rows whose position is no place where they fit are
+// append_rows: a warp per row, 16 bytes a lane where all addresses allow it. Rows whose position is no place where they fit are
 // not written; the sequence is left in the fault word.
 // append_copy: the whole cache to the result, for a cache that is not kept in place.
 //

@@ -59,8 +59,8 @@ fn a_norm_and_its_activation_share_a_kernel() {
 fn the_strategies_come_from_one_mechanism() {
     let kernels = |strategy| planned(NORM_GELU, strategy).groups.len();
     assert_eq!(kernels(Strategy::Naive), 16, "a kernel a primitive that computes");
-    assert_eq!(kernels(Strategy::Eager), 2, "a kernel a composite");
-    assert_eq!(kernels(Strategy::Unfused), 2, "a kernel a builder call");
+    assert_eq!(kernels(Strategy::Eager), 2, "a kernel per composite");
+    assert_eq!(kernels(Strategy::Unfused), 2, "a kernel per builder call");
     assert_eq!(kernels(Strategy::Fused), 1);
     let bytes = |strategy| planned(NORM_GELU, strategy).bytes().0;
     let tensor = 1024 * 768 * 4;

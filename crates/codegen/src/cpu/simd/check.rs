@@ -68,7 +68,7 @@ fn check_destination(program: &TileProgram, inst: Inst) {
     }
 }
 
-/// Scalars are row work, lanes are strip work; one element a row is loaded and stored in row work.
+/// Scalars are row work, lanes are strip work; one element per row is loaded and stored in row work.
 fn check_stage(program: &TileProgram, inst: Inst, stage: Stage) {
     let row = stage == Stage::Row;
     if let Some(dst) = destination(inst) {
@@ -78,7 +78,7 @@ fn check_stage(program: &TileProgram, inst: Inst, stage: Stage) {
         Inst::Load { arg, .. } | Inst::Store { arg, .. } => {
             in_range(inst, arg, program.args.len());
             let spec = program.args[usize::from(arg)];
-            assert_eq!(row, spec.access == Access::PerRow, "row work moves one element a row, got {inst:?}");
+            assert_eq!(row, spec.access == Access::PerRow, "row work moves one element per row, got {inst:?}");
             assert!(spec.access != Access::Columns, "only a partial writes columns, got {inst:?}");
             assert!(spec.written || !matches!(inst, Inst::Store { .. }), "expected a written argument in {inst:?}");
         }

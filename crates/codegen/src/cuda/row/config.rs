@@ -117,7 +117,7 @@ impl Facts<'_> {
             return point(PASSING, PASSING);
         }
         if staged {
-            // Many columns a thread: fewer threads meet at a barrier, and fewer blocks share a row.
+            // Many columns per thread: fewer threads meet at a barrier, and fewer blocks share a row.
             let held = (8..=held).rev().find(|&columns| self.registers(columns, staged) <= MANY).unwrap_or(8);
             return point(held, held);
         }
@@ -290,7 +290,7 @@ impl Facts<'_> {
         })
     }
 
-    /// A warp a row, before anything is chosen.
+    /// A warp per row, before anything is chosen.
     fn base(&self, vector: usize) -> RowConfig {
         RowConfig {
             policy: Policy::Registers,

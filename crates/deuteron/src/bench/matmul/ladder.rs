@@ -46,13 +46,13 @@ pub struct MatmulRung {
     pub worst_ratio: f64,
     /// median microseconds
     pub us: f64,
-    /// multiplications and additions a second, in TFLOP/s
+    /// multiplications and additions per second, in TFLOP/s
     pub tflops: f64,
     /// over the first rung
     pub speedup: f64,
     /// over the vendor's library; none where it does not take these sizes
     pub over_library: Option<f64>,
-    /// registers a thread; none of the library
+    /// registers per thread; none of the library
     pub registers: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-// Two vectors a thread, all loads before any arithmetic: twice the bytes in flight while a thread waits, so that fewer threads
+// Two vectors per thread, all loads before any arithmetic: twice the bytes in flight while a thread waits, so that fewer threads
 // keep memory busy.
 constexpr int N = 2;
 

@@ -1,4 +1,4 @@
-// Three launches, as the formula is written: all scores, their softmax, their product with the values. A thread an element or a
+// Three launches, as the formula is written: all scores, their softmax, their product with the values. A thread per element or a
 // row. Whatever a thread needs it fetches itself, from memory or a cache, though its neighbours fetch the same; and a score is
 // written twice and read four times.
 
@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(256) scores(const __grid_constant__
     p.g_scores[row * p.length + key] = sum * SCALE;
 }
 
-// The largest score of a row goes to exp(0) = 1, so that no exponential overflows; a thread a row.
+// The largest score of a row goes to exp(0) = 1, so that no exponential overflows; a thread per row.
 extern "C" __global__ void __launch_bounds__(256) softmax(const __grid_constant__ Parameters p) {
     const long long row = (long long)blockIdx.x * 256 + threadIdx.x;
     if (row >= p.heads * p.length) return;
@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) softmax(const __grid_constant_
     for (int j = 0; j < seen; ++j) g_row[j] = expf(g_row[j] - most) / sum;
 }
 
-// o[i] = sum over j of probabilities[i][j] v[j]; a thread an element.
+// o[i] = sum over j of probabilities[i][j] v[j]; a thread per element.
 extern "C" __global__ void __launch_bounds__(256) values(const __grid_constant__ Parameters p) {
     const long long element = (long long)blockIdx.x * 256 + threadIdx.x, row = element / WIDTH;
     if (row >= p.heads * p.length) return;

@@ -1,4 +1,4 @@
-// A thread a row: the loop one would write for a CPU. Neighbouring threads read addresses a row apart, so each line of memory is
+// A thread per row: the loop one would write for a CPU. Neighbouring threads read addresses a row apart, so each line of memory is
 // fetched for one element and mostly gone before its neighbours are asked for.
 extern "C" __global__ void row(const __grid_constant__ Parameters p) {
     const long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,4 +1,4 @@
-// A block a row: neighbouring threads read neighbouring columns. Sums meet in shared memory, half as many at each of eight steps,
+// A block per row: neighbouring threads read neighbouring columns. Sums meet in shared memory, half as many at each of eight steps,
 // with a barrier after each; the row is read three times, the second and third time from a cache.
 constexpr int THREADS = 256;
 

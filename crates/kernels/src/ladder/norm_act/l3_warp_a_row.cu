@@ -1,4 +1,4 @@
-// A warp a row: sums pass between registers of its threads by shuffles, without shared memory and without a barrier, and eight
+// A warp per row: sums pass between registers of its threads by shuffles, without shared memory and without a barrier, and eight
 // rows share a block without waiting for each other.
 constexpr int WARPS = 8;
 
