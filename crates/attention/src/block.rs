@@ -25,7 +25,7 @@ pub struct AttentionBlock<T> {
     pub attention: AttentionKernel,
     /// the matmul, without a head, and what follows it
     pub product: Matmul<T>,
-    /// what follows it, where that is just a bias, a residual and a norm
+    /// the epilogue it, where that is just a bias, a residual and a norm
     pub norm: Option<AddNorm>,
 }
 

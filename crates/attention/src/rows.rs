@@ -19,7 +19,7 @@ use super::norm::AddNorm;
 pub struct AttentionRows<T> {
     /// attention, its result handed on
     pub attention: AttentionKernel,
-    /// what follows, its columns heads side by side
+    /// the epilogue, its columns heads side by side
     pub epilogue: T,
     /// which of its arguments is the result of attention
     pub result: usize,
@@ -44,7 +44,7 @@ impl<T> AttentionRows<T> {
 pub struct RowsFit<'a> {
     /// attention; its result is no buffer
     pub attention: AttentionFit,
-    /// what follows, in order
+    /// the epilogue, in order
     pub rows: &'a [NodeId],
 }
 

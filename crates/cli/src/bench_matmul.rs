@@ -36,8 +36,7 @@ impl FromStr for Weights {
     type Err = String;
 
     fn from_str(word: &str) -> Result<Weights, String> {
-        let expected =
-            || format!("expected sizes such as 768x2304, or 768x50257t for transposed weights; got {word}");
+        let expected = || format!("expected sizes such as 768x2304, or 768x50257t for transposed weights; got {word}");
         let (sizes, transposed) = word.strip_suffix('t').map_or((word, false), |sizes| (sizes, true));
         let (inner, columns) = sizes.split_once('x').ok_or_else(expected)?;
         let size = |word: &str| word.parse().ok().filter(|&size| size > 0).ok_or_else(expected);

@@ -123,8 +123,7 @@ fn generate(arguments: &Arguments) -> Result<()> {
     }
     let full = generations.iter().any(|generation| generation.stop == Stop::ContextFull);
     let full = if full { format!("; the context of {} tokens is full", gpt2.config().context) } else { String::new() };
-    let memory =
-        report.peak_memory_bytes.map(|bytes| format!("; peak memory {}", Bytes(bytes))).unwrap_or_default();
+    let memory = report.peak_memory_bytes.map(|bytes| format!("; peak memory {}", Bytes(bytes))).unwrap_or_default();
     errln!(
         "read in {:.2} s; {} prompt + {} generated tokens in {:.2} s, {:.2} s of it to compile: {:.1} prompt tokens/s, then {:.1} \
          tokens/s{memory}{full}",

@@ -110,7 +110,8 @@ impl<'a> Lock<'a> {
                 Err(TryLockError::WouldBlock) if start.elapsed() < Self::LONGEST => sleep(Duration::from_millis(2)),
                 Err(TryLockError::WouldBlock) => {
                     let seconds = Self::LONGEST.as_secs();
-                    let words = format!("another process has held its lock for {seconds} s; end that process and try again");
+                    let words =
+                        format!("another process has held its lock for {seconds} s; end that process and try again");
                     return Err(Error::new(ErrorKind::WouldBlock, words));
                 }
                 // A file system without locks: the file is complete or as it was all the same.

@@ -309,7 +309,9 @@ impl CadenceArguments {
         }
         match (self.evaluate_every, self.evaluate_batches) {
             (0, Some(_)) => bail!("--evaluate-batches needs evaluations; got --evaluate-every 0"),
-            (_, Some(0)) => bail!("--evaluate-batches must be at least 1, got 0; --evaluate-every 0 turns evaluation off"),
+            (_, Some(0)) => {
+                bail!("--evaluate-batches must be at least 1, got 0; --evaluate-every 0 turns evaluation off")
+            }
             _ => {}
         }
         if self.keep == 0 {

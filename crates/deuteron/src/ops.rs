@@ -71,7 +71,7 @@ pub struct NormedSum {
 pub struct QuantizedRows {
     /// the bytes
     pub q: Tensor,
-    /// what a byte is worth, one a row
+    /// the scale, one per row
     pub scale: Tensor,
     /// the residual stream, if one was added
     pub s: Option<Tensor>,
@@ -298,7 +298,7 @@ pub fn norm_quantize(
     }
 }
 
-/// What a softmax does besides: scale first, then mask, softmax, dropout.
+/// Options of a softmax: scale first, then mask, softmax, dropout.
 #[derive(Debug, Clone, Copy)]
 pub struct SoftmaxOptions<'a> {
     /// factor of the scores

@@ -150,7 +150,7 @@ pub enum DeviceError {
     Output {
         /// how many there are
         outputs: usize,
-        /// which was asked for
+        /// the requested output
         index: usize,
     },
     /// A kernel wrote outside of its buffers: a defect of ours.

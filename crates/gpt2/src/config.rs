@@ -44,7 +44,7 @@ pub enum SizeError {
         key: &'static str,
         /// the largest allowed
         most: usize,
-        /// what was found
+        /// the value found
         got: u64,
     },
     /// Heads share the hidden features equally.

@@ -39,29 +39,29 @@ pub enum DownloadError {
     /// Not fetched.
     #[error("`{url}`: {words}")]
     Fetch {
-        /// what was asked for
+        /// the requested URL
         url: String,
-        /// curl's own words
+        /// curl's message
         words: String,
     },
-    /// Not as long as it should be.
+    /// The wrong length.
     #[error("`{url}`: expected {expected} bytes, got {got}; nothing was stored, run the command again")]
     Size {
-        /// what was asked for
+        /// the requested URL
         url: String,
         /// as the Hub or the server says
         expected: u64,
-        /// that came, or more
+        /// bytes received, or more
         got: u64,
     },
-    /// Not what the Hub says that it is.
+    /// The wrong digest.
     #[error("`{url}`: expected the SHA-256 {expected}, got {got}; nothing was stored, run the command again")]
     Digest {
-        /// what was asked for
+        /// the requested URL
         url: String,
         /// as the Hub says
         expected: String,
-        /// of what came
+        /// digest of the received bytes
         got: String,
     },
     /// An answer that is none, or a model without a file that is needed.

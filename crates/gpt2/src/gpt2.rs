@@ -45,19 +45,19 @@ pub enum Error {
     Batch {
         /// the largest allowed
         most: usize,
-        /// what was found
+        /// the value found
         got: usize,
     },
     /// Nothing to go on from.
     #[error("prompt {} has no tokens; expected at least 1, such as the end-of-text token", .prompt + 1)]
     EmptyPrompt {
-        /// which, from 0
+        /// its position, from 0
         prompt: usize,
     },
     /// More tokens than the model has positions.
     #[error("prompt {} has {tokens} tokens, but the model's context is {context}; shorten it", .prompt + 1)]
     TooLong {
-        /// which, from 0
+        /// its position, from 0
         prompt: usize,
         /// its length
         tokens: usize,
@@ -67,7 +67,7 @@ pub enum Error {
     /// A token that the model does not have.
     #[error("prompt {}: token {token} is not in the vocabulary of {vocabulary}", .prompt + 1)]
     Token {
-        /// which, from 0
+        /// its position, from 0
         prompt: usize,
         /// the token
         token: u32,

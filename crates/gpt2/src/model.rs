@@ -150,7 +150,7 @@ struct Builder<'a> {
     graph: Graph,
     config: &'a Config,
     options: &'a Options,
-    /// what was found before the tokens, if there is a cache
+    /// what came before the tokens, if there is a cache
     past: Option<Past>,
     /// the caches of the layers so far, with the tokens
     appended: Vec<NodeId>,

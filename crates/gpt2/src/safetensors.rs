@@ -30,7 +30,9 @@ pub enum HeaderError {
     #[error("the file has {0} bytes; a safetensors file has at least 10")]
     TooShort(usize),
     /// The header is longer than the file or than any header.
-    #[error("the header should have {header} bytes, but the file has {file}; it is truncated or not a safetensors file")]
+    #[error(
+        "the header should have {header} bytes, but the file has {file}; it is truncated or not a safetensors file"
+    )]
     Length {
         /// what the first eight bytes say
         header: u64,

@@ -37,7 +37,7 @@ pub struct RmsNormResult {
 pub struct Quantized {
     /// the bytes
     pub q: NodeId,
-    /// what a byte is worth, one a row, `f32`
+    /// the scale, one per row, `f32`
     pub scale: NodeId,
 }
 

@@ -18,7 +18,10 @@ const WIDTH: usize = 64;
 
 pub fn fused_bytes() -> Result<Right, Error> {
     let plan = cpu_plan(&op("add_act", 1024, Dtype::F32)?, Strategy::Greedy)?;
-    Ok(Right::new(plan.bytes().0, "the kernel reads x and r and writes y, once each: 3 tensors of 1024 * 768 * 4 bytes"))
+    Ok(Right::new(
+        plan.bytes().0,
+        "the kernel reads x and r and writes y, once each: 3 tensors of 1024 * 768 * 4 bytes",
+    ))
 }
 
 pub fn unfused_bytes() -> Result<Right, Error> {
@@ -57,7 +60,8 @@ pub fn f16_overflow() -> Result<Right, Error> {
 
 pub fn one_launch_bytes() -> Result<Right, Error> {
     let plan = h200_plan(&attention("attention_add_norm")?, Strategy::Greedy)?;
-    let hint = "the kernel reads q, k, v, the residual and two vectors of weights, and writes the sum and the normalised rows";
+    let hint =
+        "the kernel reads q, k, v, the residual and two vectors of weights, and writes the sum and the normalised rows";
     Ok(Right::new(plan.bytes().0, hint))
 }
 
@@ -131,7 +135,9 @@ fn capital(text: &str) -> String {
 fn one_kernel(kernels: usize) -> Verdict {
     match kernels {
         1 => Verdict::right("the values are right, and it is one kernel."),
-        more => Verdict::wrong(format!("the values are right, but the plan has {more} kernels; the exercise asks for one")),
+        more => {
+            Verdict::wrong(format!("the values are right, but the plan has {more} kernels; the exercise asks for one"))
+        }
     }
 }
 

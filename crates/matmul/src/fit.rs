@@ -19,7 +19,7 @@ pub struct MatmulFit<'a> {
     pub gather: Option<NodeId>,
     /// what makes the left operand, in order
     pub prologue: &'a [NodeId],
-    /// what follows, in order
+    /// the epilogue, in order
     pub epilogue: &'a [NodeId],
     /// the matmul, or each of several
     pub shape: MatmulShape,

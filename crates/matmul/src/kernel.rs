@@ -37,7 +37,7 @@ pub struct Matmul<T> {
     pub routed: bool,
     /// what makes the left operand; none: it lies in memory
     pub prologue: Option<Prologue<T>>,
-    /// what follows; none: the sums are stored
+    /// the epilogue; none: the sums are stored
     pub epilogue: Option<Epilogue<T>>,
 }
 

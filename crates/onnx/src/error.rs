@@ -100,7 +100,7 @@ pub enum OnnxError {
     FixedBatch {
         /// the file's
         fixed: i64,
-        /// what was asked for
+        /// the requested batch
         asked: usize,
         /// what went wrong
         why: String,

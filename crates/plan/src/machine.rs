@@ -215,7 +215,7 @@ pub enum MachineError {
         name: &'static str,
         /// its range
         expected: &'static str,
-        /// what was found
+        /// the value found
         value: f64,
     },
     /// A number that this kind of machine needs.

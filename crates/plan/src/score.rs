@@ -92,7 +92,7 @@ pub enum ScoringError {
         name: &'static str,
         /// its range
         expected: &'static str,
-        /// what was found
+        /// the value found
         value: f64,
     },
     /// Weights that do not add up to 1.
@@ -144,7 +144,9 @@ impl Scoring {
         [
             format!("more than {:.0} % of the bytes saved", 100.0 * bandwidth),
             format!("launches are more than {:.0} % of the time of all kernels but the longest", 100.0 * launch),
-            format!("fewer than {registers} registers; for matmuls and attention, {OCCUPANCY_KEPT} of the occupancy kept"),
+            format!(
+                "fewer than {registers} registers; for matmuls and attention, {OCCUPANCY_KEPT} of the occupancy kept"
+            ),
             format!("fewer than {complexity} primitives"),
             "generated, not written by hand".to_string(),
         ]

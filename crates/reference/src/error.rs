@@ -53,7 +53,7 @@ pub enum ReferenceError {
         op: &'static str,
         /// the node
         node: usize,
-        /// what was asked for
+        /// the index
         index: f64,
         /// rows of the table, or places where the rows fit
         rows: usize,

@@ -32,7 +32,7 @@ pub struct Violation {
     pub line: usize,
     /// what was expected: `fused: layer_norm, gelu`
     pub expected: String,
-    /// what was found
+    /// the value found
     pub outcome: Outcome,
     /// positions in `ops` of the place it refers to; empty if there is none
     pub at: Vec<usize>,

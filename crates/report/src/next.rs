@@ -17,7 +17,8 @@ pub fn next_steps(analysis: &Analysis) -> Vec<String> {
     let mut steps: Vec<String> = Vec::new();
     if analysis.machine.basis == "guessed" {
         steps.push(
-            "The numbers of this machine are estimated from another one: `deuteron doctor --calibrate` measures them.".into(),
+            "The numbers of this machine are estimated from another one: `deuteron doctor --calibrate` measures them."
+                .into(),
         );
     }
     steps.extend(poorly_predicted(analysis));

@@ -27,7 +27,7 @@ pub enum Error {
     Batches {
         /// of the step
         expected: usize,
-        /// what was found
+        /// the value found
         got: usize,
     },
     /// More memory than is allowed, even with recomputed activations.
@@ -83,7 +83,7 @@ pub enum Error {
         name: String,
         /// of the run
         stored: String,
-        /// what was found
+        /// the given value
         given: String,
     },
     /// A file that says where a run stands is damaged.

@@ -54,7 +54,7 @@ pub struct SettingsError {
     pub name: &'static str,
     /// its range
     pub expected: &'static str,
-    /// what was found
+    /// the value found
     pub got: String,
 }
 

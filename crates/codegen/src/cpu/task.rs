@@ -47,7 +47,7 @@ pub struct TileUse {
     pub tiles: u16,
     /// rows that are kept from one pass to the next
     pub kept_rows: u16,
-    /// sweeps over a row
+    /// passes over a row
     pub passes: usize,
 }
 

@@ -93,9 +93,13 @@ impl fmt::Display for RowConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = self.vector * self.chunks;
         match self.policy {
-            Policy::Flat => {
-                write!(f, "{} threads per block, {} x {} elements per thread", self.threads(), self.chunks, self.vector)?
-            }
+            Policy::Flat => write!(
+                f,
+                "{} threads per block, {} x {} elements per thread",
+                self.threads(),
+                self.chunks,
+                self.vector
+            )?,
             _ => write!(
                 f,
                 "{} threads per row, {} rows per block, {columns} columns per thread by {}",

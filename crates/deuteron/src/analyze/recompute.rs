@@ -1,4 +1,4 @@
-//! Store or recompute: what the forward part keeps for the backward part, decided before planning.
+//! Store or recompute: which values the forward pass stores for the backward pass, decided before planning.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use deuteron_report::RecomputeSheet;
 use crate::analyze::{AnalyzeOptions, target_of};
 use crate::error::Error;
 
-/// The graph to plan, and what was decided on the way. A graph without gradients is itself.
+/// The graph to plan, and the decision. A graph without gradients is unchanged.
 pub(super) fn decide(graph: &Graph, options: &AnalyzeOptions) -> Result<(Graph, Option<RecomputeSheet>), Error> {
     let Some(first) = first_backward(graph).filter(|_| !options.keep_all) else { return Ok((graph.clone(), None)) };
     let target = target_of(options);

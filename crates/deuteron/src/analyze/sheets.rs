@@ -167,7 +167,7 @@ fn ops(assessment: &Assessment) -> Vec<OpSheet> {
     assessment.atoms.iter().enumerate().map(sheet).collect()
 }
 
-/// Kernels of a plan, equal ones once.
+/// Kernels of a plan, equal ones listed once.
 fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions, gains: Option<&[Seconds]>) -> Vec<KernelSheet> {
     let mut known: HashMap<String, usize> = HashMap::new();
     let mut sheets: Vec<KernelSheet> = Vec::new();
@@ -231,7 +231,7 @@ fn alive(plan: &Plan) -> Vec<u64> {
     sums.collect()
 }
 
-/// Rows and columns, or the sizes of a product.
+/// Rows and columns, or the sizes of a matmul.
 pub(crate) fn size(graph: &Graph, group: &Group) -> String {
     let product = group.nodes.iter().find_map(|&id| match graph.node(id).op {
         Op::Matmul { transpose_a, .. } => Some(matmul_size(graph, id, transpose_a)),
@@ -343,7 +343,9 @@ fn reason(fusion: &Fusion, bytes_apart: Bytes, apart: Seconds) -> ReasonSheet {
             text += &format!("; without this the plan is {worth} faster");
         }
         if let (false, Some(rows)) = (fusion.forceable, fusion.whole_rows) {
-            text += &format!("; such a kernel is estimated at {rows} instead of {apart} and does not exist, so --force cannot choose it");
+            text += &format!(
+                "; such a kernel is estimated at {rows} instead of {apart} and does not exist, so --force cannot choose it"
+            );
         }
         return ReasonSheet { code: reason.code().to_string(), text, hint: reason.hint().to_string() };
     }

@@ -113,13 +113,13 @@ pub enum CudaError {
         action: &'static str,
         /// on which file or folder
         path: PathBuf,
-        /// what was found of it
+        /// the error
         problem: String,
     },
     /// Something this device, driver or library cannot do.
     #[error("{what} is not supported here: expected {expected}, got {got}")]
     Unsupported {
-        /// what was asked for
+        /// the feature
         what: String,
         /// what it needs
         expected: String,

@@ -21,7 +21,7 @@ pub enum FormatError {
     Unsupported {
         /// the key
         key: &'static str,
-        /// what was found
+        /// the value found
         got: String,
         /// what GPT-2 has
         expected: &'static str,

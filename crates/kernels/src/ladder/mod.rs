@@ -54,7 +54,7 @@ pub enum Ladder {
 pub struct Rung {
     /// as its file
     pub name: &'static str,
-    /// what it does better than the one before
+    /// the improvement over the previous rung
     pub about: &'static str,
     text: Text,
 }

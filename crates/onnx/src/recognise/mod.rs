@@ -17,7 +17,7 @@ use crate::imported::NearMiss;
 use crate::ir::{Id, Ir, Kind, Reduction};
 use crate::limits::PATTERN_DEPTH;
 
-/// What was found.
+/// The result.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub composites: Vec<FoundComposite>,

@@ -17,7 +17,7 @@ pub(crate) struct Choice {
     pub seconds: f64,
 }
 
-/// What was found.
+/// The result.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Path {
     /// positions in the list of choices
