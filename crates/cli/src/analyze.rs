@@ -238,7 +238,7 @@ fn score_line(scoring: &ScoringSheet) -> String {
     let criteria = scoring.criteria.iter().map(|one| format!("{} x {} ({})", one.weight, one.name, one.asks));
     let text = format!(
         "Score = {}; each from 0 to 1; + meets its threshold, - misses it. The verdict is FUSE from {}; the plan goes by predicted time. \
-         Worth: the best plan without it less the best plan with it.",
+         Worth: time of the best plan without the fusion minus that of the best plan with it.",
         criteria.collect::<Vec<_>>().join(" + "),
         scoring.fuse_from
     );
@@ -273,7 +273,7 @@ fn plans_table(analysis: &Analysis) -> String {
         ]
     };
     let rows = named.into_iter().filter_map(|(name, plan)| plan.map(|plan| row(name, plan))).collect();
-    show::table(&["plan", "kernels", "moved", "predicted", "of unfused", "peak"], rows, 1)
+    show::table(&["plan", "kernels", "moved", "predicted", "vs unfused", "peak"], rows, 1)
 }
 
 fn kernels_table(analysis: &Analysis, all: bool) -> String {

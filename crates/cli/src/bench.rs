@@ -264,12 +264,12 @@ fn print_ladder(rows: &[LadderRow]) {
         "kernels",
         "launches",
         "time",
-        "of first",
+        "vs first",
         "GB/s",
-        "of copy",
+        "vs copy",
         "TFLOP/s",
         "registers",
-        "error of its bound",
+        "error / bound",
     ];
     outln!("{}", show::table(&header, lines.collect(), 3));
     if let Some(row) = rows.first() {
@@ -384,7 +384,7 @@ fn print(rows: &[BenchRow]) {
     if from_graphs {
         header.extend(["unfused graph", "fused graph"]);
     }
-    header.extend(["predicted", "speed-up", "bytes ratio", "GB/s", "copy GB/s", "of copy"]);
+    header.extend(["predicted", "speed-up", "bytes ratio", "GB/s", "copy GB/s", "vs copy"]);
     outln!("{}", show::table(&header, lines.collect(), 3));
     if let Some(row) = rows.first() {
         outln!("{} on {}, medians, variants in turn.", row.direction, row.device);

@@ -160,10 +160,10 @@ fn print_ladder(rows: &[MatmulRung]) {
         "in plans",
         "time",
         "TFLOP/s",
-        "of first",
+        "vs first",
         "of cuBLASLt",
         "registers",
-        "error of its bound",
+        "error / bound",
     ];
     let line = |row: &MatmulRung| {
         vec![

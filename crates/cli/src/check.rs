@@ -146,7 +146,7 @@ fn print_catalog(report: &CatalogReport) {
     let rows = report.ops.iter().map(|(name, row)| {
         vec![name.clone(), row.cases.to_string(), row.failures.to_string(), format!("{:.2}", row.worst_ratio)]
     });
-    outln!("{}", show::table(&["op", "cases", "failures", "largest error of its bound"], rows.collect(), 1));
+    outln!("{}", show::table(&["op", "cases", "failures", "largest error / bound"], rows.collect(), 1));
     outln!("{} cases over {} shapes on {}", report.cases, report.shapes, report.device);
     if report.repeats > 0 {
         outln!("each {} times beside other work, with equal bits unless a failure is listed", report.repeats);

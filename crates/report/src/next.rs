@@ -60,22 +60,17 @@ fn longest(analysis: &Analysis) -> Option<String> {
     let kernel =
         analysis.after.iter().filter(|sheet| all(sheet).is_finite()).max_by(|a, b| all(a).total_cmp(&all(b)))?;
     let share = 100.0 * all(kernel) / total;
-    let help = match kernel.cost.bound.as_str() {
-        "memory" => "only fewer bytes help: a narrower dtype, or a neighbour in the same kernel",
-        "cache" => "fewer passes over the cache help: larger tiles, or a narrower dtype",
-        "matrix" => "a narrower dtype or fewer flops help",
-        "vector" => "fewer or cheaper operations per element help",
-        "launch" => "a larger batch or one CUDA graph for all launches helps",
+    let (limit, help) = match kernel.cost.bound.as_str() {
+        "memory" => ("memory bandwidth", "only fewer bytes help: a narrower dtype, or a neighbour in the same kernel"),
+        "cache" => ("cache bandwidth", "fewer passes over the cache help: larger tiles, or a narrower dtype"),
+        "matrix" => ("its matrix units", "a narrower dtype or fewer flops help"),
+        "vector" => ("its vector units", "fewer or cheaper operations per element help"),
+        "launch" => ("launch overhead", "a larger batch or one CUDA graph for all launches helps"),
         _ => return None,
     };
-    share.is_finite().then(|| {
-        format!(
-            "{} takes {} % of the time and is limited by {}; {help}.",
-            kernel.name,
-            digits(share),
-            kernel.cost.bound
-        )
-    })
+    share
+        .is_finite()
+        .then(|| format!("{} takes {} % of the time and is limited by {limit}; {help}.", kernel.name, digits(share)))
 }
 
 /// Refused fusions that the user can do something about, those of the longest kernels first.

@@ -74,7 +74,7 @@ fn the_machine_itself() {
         assert_eq!(run("cluster", "1", seed), (true, String::new()));
         assert_eq!(run("cluster", "8", seed), (true, String::new()));
         let (ok, said) = run("missing", "4", seed);
-        assert!(!ok && said.contains("deadlock") && said.contains("the barrier"), "{said}");
+        assert!(!ok && said.contains("deadlock") && said.contains("the mbarrier"), "{said}");
         assert_eq!(run("waiting", "8", seed), (true, String::new()));
         assert_eq!(
             run("waiting", "2", seed),
