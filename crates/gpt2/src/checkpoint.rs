@@ -45,7 +45,7 @@ pub enum CheckpointError {
         /// why
         problem: ConfigError,
     },
-    /// The index of shards is no JSON of its kind.
+    /// The index of shards is malformed.
     #[error("`{}` is not an index of shards: {why}", .path.display())]
     Index {
         /// the file
@@ -99,12 +99,12 @@ pub enum TensorError {
         /// in the file
         got: Shape,
     },
-    /// A head of its own, in a model that says it has none.
+    /// A separate head in a model with a tied head.
     #[error("differs from wte.weight, but config.json ties them; set `tie_word_embeddings` to false to use it")]
     Untied,
 }
 
-/// A weight, where it lies in the mapped file.
+/// A weight in the mapped file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weight<'a> {
     /// storage type: f32, f16 or bf16
@@ -158,7 +158,7 @@ impl std::fmt::Debug for Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a folder and checks that every weight is there. No weight is read or copied.
+    /// Opens a folder and checks that it has every weight. No weight is read or copied.
     pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         let folder =
             Folder::new(path).map_err(|problem| CheckpointError::File { path: path.to_path_buf(), problem })?;
@@ -203,7 +203,7 @@ impl Checkpoint {
         Some(Weight { dtype: *dtype, shape: &entry.shape, bytes })
     }
 
-    /// Gives the memory that a weight's part of the file took back to the system. Whoever reads the weight again reads the file
+    /// Returns the memory of a weight's part of the file to the system. A later read of the weight reads the file
     /// again.
     #[expect(unsafe_code, reason = "advice about the one memory map")]
     pub fn release(&self, name: &str) {

@@ -75,7 +75,7 @@ impl Folder {
         String::from_utf8(bytes).map_err(|_| FileError::NotUtf8)
     }
 
-    /// A file mapped into memory. Nothing is read before it is looked at.
+    /// A file mapped into memory. Pages are read on first access.
     #[expect(unsafe_code, reason = "the one memory map")]
     pub fn map(&self, name: &str) -> Result<Mmap, FileError> {
         let (file, _) = self.file(name)?;
@@ -102,7 +102,7 @@ impl Folder {
     }
 }
 
-/// One component, no separator of any system, nothing that climbs.
+/// Checks for a single path component without separators or `..`.
 pub fn is_plain(name: &str) -> bool {
     let mut components = Path::new(name).components();
     let one = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));

@@ -1,4 +1,4 @@
-//! Models by name: a folder, or what has been downloaded into the cache of Hugging Face's tools. Nothing is fetched.
+//! Finds models by name: a folder, or a downloaded model in the cache of Hugging Face's tools. Nothing is fetched.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,12 +20,12 @@ pub enum HubError {
     NotFound {
         /// as asked
         name: String,
-        /// the cache that was looked at, if there is one
+        /// the cache searched, if there is one
         hub: Option<PathBuf>,
         /// the repository to download
         repository: String,
     },
-    /// Downloaded, but not to the end.
+    /// An incomplete download.
     #[error("`{}` is incomplete; to complete it, add --download, or run: hf download {repository}", .folder.display())]
     Incomplete {
         /// the repository's folder in the cache

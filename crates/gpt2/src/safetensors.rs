@@ -1,5 +1,5 @@
 //! The safetensors format: eight bytes with the length of a JSON header, the header, the data. The header names tensors with
-//! dtype, shape and place; the places must cover the data without gap or overlap.
+//! dtype, shape and range; the ranges must cover the data without gap or overlap.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +23,7 @@ pub struct Entry {
     pub bytes: Range<usize>,
 }
 
-/// Why a file is no safetensors.
+/// Why a file is not a valid safetensors file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// Less than the eight bytes of a length.
@@ -50,7 +50,7 @@ pub enum HeaderError {
         /// its dtype
         dtype: String,
     },
-    /// The place has not as many bytes as the shape needs.
+    /// The range does not have as many bytes as the shape needs.
     #[error("tensor `{tensor}` of {dtype}{shape} occupies bytes {begin}..{end}, which is not its size")]
     Size {
         /// the tensor
@@ -84,7 +84,7 @@ pub enum HeaderError {
     },
 }
 
-/// The tensors of a file, by name. Accepted places are inside the file and apart from each other.
+/// The tensors of a file, by name. Accepted ranges are inside the file and do not overlap.
 pub fn parse(file: &[u8]) -> Result<BTreeMap<String, Entry>, HeaderError> {
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(HeaderError::TooShort(file.len()));
@@ -145,7 +145,7 @@ struct Raw {
     data_offsets: [usize; 2],
 }
 
-/// The header's object, where no name may come twice.
+/// The header's object, in which names must be unique.
 struct Header(BTreeMap<String, Raw>);
 
 impl<'de> Deserialize<'de> for Header {

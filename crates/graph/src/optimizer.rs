@@ -20,7 +20,7 @@ use crate::op::{BinaryOp, CompareOp, ReduceOp, UnaryOp};
 
 type Value = Result<NodeId, GraphError>;
 
-/// How weights follow their gradients.
+/// An optimiser.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub enum Optimizer {

@@ -1,4 +1,4 @@
-//! CUDA graphs: work enqueued once into a recording, and replayed by one call.
+//! CUDA graphs: work captured once and replayed by one call.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use super::error::CudaError;
 use super::stream::Stream;
 use crate::device::Recorded;
 
-/// A recording that can be replayed.
+/// An instantiated CUDA graph.
 pub(crate) struct Recording {
     context: Arc<Context>,
     handle: sys::CUgraphExec,
-    /// What it was made of, or was last changed to.
+    /// The graph it was instantiated from or last updated to.
     graph: Graph,
 }
 
 // SAFETY: the handles may be used from any thread, by one at a time: there is no `Sync`.
 unsafe impl Send for Recording {}
 
-/// What was recorded, before it is made ready.
+/// The captured graph, before instantiation.
 struct Graph {
     handle: sys::CUgraph,
 }
@@ -33,8 +33,8 @@ impl Drop for Graph {
 }
 
 impl Recording {
-    /// Records what `enqueue` puts on the stream, on which nothing else may be enqueued meanwhile. The context must be
-    /// entered. `old` is changed in place where its shape allows that, which is faster than a new one.
+    /// Captures the work that `enqueue` puts on the stream; nothing else may be enqueued on it meanwhile. The context must be
+    /// entered. `old` is updated in place if its shape allows that, which is faster than a new instance.
     pub fn new(
         context: &Arc<Context>,
         stream: &Stream,
@@ -70,7 +70,7 @@ impl Recording {
         self.context.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.handle, stream.handle()) })
     }
 
-    /// What the driver finds in it.
+    /// The nodes that the driver finds in it.
     pub fn nodes(&self) -> Result<Recorded, CudaError> {
         let mut count = 0;
         // SAFETY: the graph lives; where no list is given, the driver tells the number of nodes alone.
@@ -96,7 +96,7 @@ impl Recording {
     }
 }
 
-/// Only calls of this thread count against the recording: other libraries go on in theirs.
+/// Capture is thread-local: other libraries may continue in their threads.
 fn capture(
     context: &Context,
     stream: &Stream,

@@ -1,4 +1,4 @@
-//! The road from a naive kernel to the generated one, rung by rung, for `add_act`, `norm_act`, `softmax`, `attention`,
+//! Ladders from a naive kernel to the generated one, rung by rung, for `add_act`, `norm_act`, `softmax`, `attention`,
 //! `attention_add_norm` and matmuls.
 //!
 //! - Computes: `gelu(x + r)`; `gelu(layer_norm(x))`, with results rounded to the storage type where the graph has them;
@@ -7,8 +7,8 @@
 //!   rows are contiguous, in f16 and bf16.
 //! - Launched in place of the generated kernel, on its arguments, so that one harness runs and checks all of them. The
 //!   generated kernel is the top rung.
-//! - On a CPU a rung is a plan, an instruction set and a number of threads, which the harness varies; the one kernel that is made
-//!   here has ordinary stores in place of streaming ones ([`with_ordinary_stores`]).
+//! - On a CPU a rung is a plan, an instruction set and a number of threads, which the harness varies; the only kernel made
+//!   here uses ordinary stores instead of streaming ones ([`with_ordinary_stores`]).
 
 pub(crate) mod attention;
 pub(crate) mod attention_add_norm;
@@ -26,7 +26,7 @@ use deuteron_codegen::lower::lower_with_origins;
 use deuteron_graph::Dtype;
 use deuteron_plan::{Draft, Structure};
 
-/// The longest row that the rungs take.
+/// The longest row that the rungs support.
 pub const WIDEST: usize = 4096;
 
 /// Threads of a block where several launches stand for a row kernel.
@@ -49,7 +49,7 @@ pub enum Ladder {
     Matmul,
 }
 
-/// One kernel on the way.
+/// One rung.
 #[derive(Debug, Clone, Copy)]
 pub struct Rung {
     /// as its file
@@ -59,7 +59,7 @@ pub struct Rung {
     text: Text,
 }
 
-/// What a rung is made of.
+/// The kind of a rung.
 #[derive(Debug, Clone, Copy)]
 enum Text {
     /// a text in place of that of a row kernel
@@ -76,14 +76,14 @@ enum Text {
 #[derive(Debug, Clone, Copy)]
 struct RowText {
     text: &'static str,
-    /// what stands before it
+    /// the text before it
     parameters: &'static str,
     /// arguments of the kernel
     arguments: usize,
     spread: Spread,
 }
 
-/// How a row kernel is spread over threads.
+/// The mapping of a row kernel to threads.
 #[derive(Debug, Clone, Copy)]
 enum Spread {
     /// threads of a block, and how many vectors a thread takes; 0: one element
@@ -280,7 +280,7 @@ impl Ladder {
         Ladder::ALL.into_iter().find(|ladder| ladder.op() == op)
     }
 
-    /// From the naive one up; the generated kernel comes after the last, if it is not the last.
+    /// From the naive one up; the generated kernel follows the last rung, unless it is that rung.
     pub fn rungs(self) -> &'static [Rung] {
         match self {
             Ladder::AddAct => &ADD_ACT,
@@ -294,7 +294,7 @@ impl Ladder {
 }
 
 impl Rung {
-    /// Its text, without what rungs of its ladder share; none where it is a kernel that is shipped.
+    /// Its text, without the code that rungs of its ladder share; none for a shipped kernel.
     pub fn text(&self) -> Option<String> {
         let texts = match &self.text {
             Text::Row(row) => std::slice::from_ref(&row.text),
@@ -305,7 +305,7 @@ impl Rung {
         (!texts.is_empty()).then(|| texts.join("\n"))
     }
 
-    /// Whether a GPU has its instructions and its shared memory.
+    /// Whether a GPU has its instructions and enough shared memory.
     pub fn is_for(&self, arch: Arch) -> bool {
         match self.text {
             Text::Row(_) => true,
@@ -333,8 +333,8 @@ impl Rung {
     }
 }
 
-/// The kernel of row work for a CPU, which writes results through the caches whatever their size: the rung below streaming stores. None
-/// where the group is no row work.
+/// The CPU kernel of row work with ordinary stores at any size: the rung below streaming stores. None
+/// if the group is not row work.
 pub fn with_ordinary_stores(group: &Draft) -> Option<Kernel> {
     (*group.structure == Structure::Row).then(|| crate::row::cpu::with_ordinary_stores(lower_with_origins(group).0))
 }

@@ -1,4 +1,4 @@
-//! What is checked after a run: indices outside of their tables, and red zones.
+//! Checks after a run: indices out of range, and red zones.
 
 use cudarc::driver::sys;
 use deuteron_codegen::cpu::simd::Fault;

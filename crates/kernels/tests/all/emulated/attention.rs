@@ -222,11 +222,11 @@ fn mistakes_ahead() {
     let mistakes: [Mistake; 4] = [
         ("wgmma_wait<1>();", "", "FAILED"),
         ("release(rings.q_empty());", "", "deadlock"),
-        ("named_barrier_arrive(TURN_BARRIER + 1 - warpgroup, MULTIPLIERS);", "", "a named barrier"),
+        ("named_barrier_arrive(TURN_BARRIER + 1 - warpgroup, MULTIPLIERS);", "", "named barrier"),
         (
             "named_barrier_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);",
             "named_barrier_sync(TURN_BARRIER + warpgroup, 128);",
-            "threads and of",
+            "threads and with",
         ),
     ];
     let causal = kernel(Dtype::Bf16, 128, AttentionMask::Causal);
