@@ -213,9 +213,11 @@ static bool step(Unit& unit) {
                 waits[text].push_back(i - first);
             }
             for (auto& [text, lanes] : waits) {
-                const bool run = lanes.back() - lanes[0] + 1 == lanes.size();
-                fprintf(stderr, "block %u, warp %u, lane%s %u%s %u: %s\n", block->index.x, first / 32, lanes.size() > 1 ? "s" : "",
-                        lanes[0], run ? " to" : ", ..,", lanes.back(), text.c_str());
+                const u32 last = lanes.back();
+                fprintf(stderr, "block %u, warp %u, ", block->index.x, first / 32);
+                if (last == lanes[0]) fprintf(stderr, "lane %u", last);
+                else fprintf(stderr, "lanes %u %s %u", lanes[0], last - lanes[0] + 1 == lanes.size() ? "to" : "..", last);
+                fprintf(stderr, ": %s\n", text.c_str());
             }
         }
     }
