@@ -150,7 +150,7 @@ const SOFTMAX: [Rung; 6] = [
     row!("softmax", 2, "l2_thread_a_row", "one launch, one thread per row", rows(1, 128)),
     row!("softmax", 2, "l3_block_a_row", "one block per row, a tree in shared memory", rows(256, 1)),
     row!("softmax", 2, "l4_warp_a_row", "one warp per row, shuffles", rows(32, 8)),
-    row!("softmax", 2, "l5_online", "16 bytes per access, largest value and sum in one sweep", rows(32, 8)),
+    row!("softmax", 2, "l5_online", "16 bytes per access, maximum and sum in one pass", rows(32, 8)),
     row!("softmax", 2, "l6_row_in_registers", "the row read once and held in registers", rows(32, 4)),
 ];
 
@@ -166,30 +166,26 @@ const ATTENTION: [Rung; 6] = [
     ),
     of_attention(
         attention::TILED.name,
-        "products of tiles in shared memory, one warp per row of the softmax",
+        "matmuls of tiles in shared memory, one warp per row of the softmax",
         attention::Step::Plain(attention::TILED),
     ),
     of_attention(
         attention::ONLINE.name,
-        "one launch, softmax online, no scores in memory",
+        "one launch with online softmax, no scores in memory",
         attention::Step::Plain(attention::ONLINE),
     ),
     of_attention(
         attention::TENSOR_CORES.name,
-        "products on the tensor cores, probabilities in registers",
+        "matmuls on the tensor cores, probabilities in registers",
         attention::Step::Matrix(attention::TENSOR_CORES),
     ),
     // Its rows are padded where others permute them: to the same end, no two of a small matrix in one bank.
     of_attention(
         "l5_pipelined",
-        "the next tile by cp.async while this one is worked on; more queries per warp (shipped)",
+        "prefetch of the next tile by cp.async, more queries per warp (shipped)",
         attention::Step::Tensor,
     ),
-    of_attention(
-        "l6_warpgroups",
-        "wgmma on tiles that TMA brings, a warp that only fetches (shipped)",
-        attention::Step::Hopper,
-    ),
+    of_attention("l6_warpgroups", "wgmma on tiles loaded by TMA, a producer warp (shipped)", attention::Step::Hopper),
 ];
 
 const fn of_rows(name: &'static str, about: &'static str, step: attention_add_norm::Step) -> Rung {
@@ -204,7 +200,7 @@ const ATTENTION_ADD_NORM: [Rung; 5] = [
     ),
     of_rows(
         attention_add_norm::TILED.name,
-        "five launches: products of tiles in shared memory, one warp per row of softmax and norm",
+        "five launches: matmuls of tiles in shared memory, one warp per row of softmax and norm",
         attention_add_norm::Step::Plain(attention_add_norm::TILED),
     ),
     of_rows(
@@ -219,7 +215,7 @@ const ATTENTION_ADD_NORM: [Rung; 5] = [
     ),
     of_rows(
         "l5_one_launch",
-        "one launch: rows are finished where their last head is (shipped)",
+        "one launch: rows are normalised after their last head (shipped)",
         attention_add_norm::Step::OneLaunch,
     ),
 ];
@@ -242,18 +238,18 @@ const MATMUL: [Rung; 7] = [
     ),
     of_matmul(
         matmul::TENSOR_CORES.name,
-        "products on the tensor cores (mma.sync)",
+        "matmul on the tensor cores (mma.sync)",
         matmul::Step::Matrix(matmul::TENSOR_CORES),
     ),
     of_matmul(
         "l5_pipelined",
-        "the next tiles by asynchronous copies (cp.async) while these are multiplied (shipped)",
+        "prefetch of the next tiles by asynchronous copies (cp.async) (shipped)",
         matmul::Step::Mma,
     ),
-    of_matmul("l6_warpgroups", "wgmma on tiles that TMA brings, one tile per block (shipped)", matmul::Step::OneTile),
+    of_matmul("l6_warpgroups", "wgmma on tiles loaded by TMA, one tile per block (shipped)", matmul::Step::OneTile),
     of_matmul(
         "l7_persistent",
-        "persistent blocks: one warpgroup's epilogue overlaps the products of the other (shipped)",
+        "persistent blocks: one warpgroup's epilogue overlaps the other's mainloop (shipped)",
         matmul::Step::Turns,
     ),
 ];
