@@ -1,4 +1,4 @@
-//! The shape and dtype rule of every primitive. A refusal is the sentence that says what was expected.
+//! The shape and dtype rule of every primitive. A refusal states what was expected.
 
 use crate::dtype::Dtype;
 use crate::node::Node;
@@ -7,7 +7,7 @@ use crate::shape::Shape;
 
 type Rule = Result<(Shape, Dtype), String>;
 
-/// So many products of bytes, each at most 2^14, may leave `i32`.
+/// This many products of int8 values, each at most 2^14, may overflow `i32`.
 const MOST_BYTES: usize = 1 << 17;
 
 /// Shape and dtype of `op` applied to `operands`.

@@ -101,7 +101,7 @@ pub fn cache_bytes() -> Result<Right, Error> {
     Ok(Right::new(bytes as u64, "a key and a value of 768 features per token and layer, 2 bytes each, 12 layers"))
 }
 
-/// The right number, and how to get there.
+/// The right number, and how to derive it.
 pub struct Right {
     value: u64,
     hint: &'static str,
@@ -112,7 +112,7 @@ impl Right {
         Right { value, hint }
     }
 
-    /// Holds an answer against it.
+    /// Compares an answer with it.
     pub fn compare(&self, answer: &str) -> Verdict {
         let Right { value, hint } = self;
         let digits: String = answer.trim().chars().filter(|c| !matches!(c, '_' | ',' | ' ')).collect();
@@ -141,7 +141,7 @@ fn one_kernel(kernels: usize) -> Verdict {
     }
 }
 
-/// The graph of an answer, if it takes the inputs of a model answer and gives its values in f64.
+/// The graph of an answer, if it has the inputs of the model answer and computes its values in f64.
 fn same_values(answer: &str, model: &Graph) -> Result<Result<Graph, Verdict>, Error> {
     let graph: Graph = match answer.parse() {
         Ok(graph) => graph,

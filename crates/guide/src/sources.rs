@@ -6,7 +6,7 @@ use deuteron::{Dtype, Error, FusedOp, Graph, Heads, Sizes, Strategy};
 
 use crate::{Verdict, Workshop};
 
-/// Orders of the threads that a source must bear.
+/// Orders of the threads under which a source must be right.
 const SCHEDULES: u64 = 3;
 
 pub fn shuffled_sum(source: &str, workshop: Workshop) -> Result<Verdict, Error> {

@@ -204,7 +204,7 @@ impl Structure {
         }
     }
 
-    /// In words.
+    /// As text.
     pub fn name(&self) -> &'static str {
         match self {
             Structure::Chain(chain) => chain.name(),

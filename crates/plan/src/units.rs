@@ -47,7 +47,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// So many bytes, or operations, a second.
+/// Bytes or operations per second.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub struct Rate {
     /// a second

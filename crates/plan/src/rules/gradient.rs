@@ -1,7 +1,7 @@
 //! The operands of a gradient of attention.
 //!
-//! They are known if the group is exactly what [`differentiate`] makes of an attention call, the scores included: it reads operands
-//! and the gradient of the result, and stores the gradients of queries, keys and values. What that is is not written down here: an
+//! They are known if the group is exactly the result of [`differentiate`] for an attention call, including the scores: it reads operands
+//! and the gradient of the result, and stores the gradients of queries, keys and values. The pattern is not written down here: an
 //! attention call of the same sizes is differentiated and compared with the group, node by node.
 
 use std::collections::{HashMap, HashSet};
@@ -11,7 +11,7 @@ use deuteron_graph::{BinaryOp, Composite, Dtype, Graph, Mask, NodeId, Op, differ
 use crate::chain::{AttentionGradientLink, AttentionRequest};
 use crate::layout::Placement;
 
-/// What a group reads and stores as the gradient of an attention call, or `None` if it is not exactly that.
+/// The operands and results of a group as the gradient of an attention call, or `None` if it is not exactly that.
 pub(super) fn gradient_link(
     graph: &Graph,
     placement: &Placement,
@@ -48,7 +48,7 @@ pub(super) fn gradient_link(
     Some(AttentionGradientLink { request, result_gradient: leaf(attention.result_gradient)?, gradients })
 }
 
-/// The attention that a group may be the gradient of: what is read off its nodes, to be confirmed.
+/// The attention whose gradient a group may be, derived from its nodes, to be confirmed.
 #[derive(Debug, Clone, Copy)]
 struct Guess {
     /// the matmul of queries and keys
@@ -130,7 +130,7 @@ struct Differentiated {
 /// Two graphs that are the same from some nodes up to the inputs of the first.
 #[derive(Default)]
 struct Same {
-    /// what stands in the second graph for an input of the first
+    /// the node of the second graph for an input of the first
     leaves: HashMap<NodeId, NodeId>,
     /// the others, in the second graph
     inside: Vec<NodeId>,
