@@ -59,7 +59,7 @@ pub fn reach(spec: &ArgSpec, binding: &ArgBinding, rows: usize, cols: usize) -> 
 }
 
 impl LoweredRows {
-    /// What a device has to know of its arguments.
+    /// Its arguments, as a device needs them.
     pub fn arguments(&self) -> Vec<Argument> {
         let RowLaunch { args, rows, cols, .. } = &self.launch;
         let width = |position: usize| {

@@ -2,13 +2,13 @@
 
 use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
 
-/// What a product adds to.
+/// The initial value of a product's accumulators.
 #[derive(Clone, Copy)]
 pub(super) enum Start {
     Zero,
-    /// What is there.
+    /// The present value.
     Sum,
-    /// What is there, times a number for each column.
+    /// The present value, times one factor per column.
     Scaled(*const f32),
 }
 

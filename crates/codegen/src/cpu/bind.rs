@@ -1,10 +1,10 @@
-//! Arguments and axes of a row program as its loops take them, before their addresses are known.
+//! Arguments and axes of a row program in the form of its loops, before their addresses are known.
 
 use crate::body::Body;
 use crate::cpu::chunks::STREAM_FROM;
 use crate::cpu::simd::{Axis, BoundArg, Dim, MAX_LEADING};
 
-/// An argument without an address, of a launch that touches so many bytes.
+/// An argument without an address, of a launch that touches this many bytes.
 pub fn bind(leading: &[(usize, usize)], table_rows: usize, touched: usize) -> BoundArg {
     let mut dims = [Dim { size: 1, stride: 0 }; MAX_LEADING];
     for (dim, &(size, stride)) in dims.iter_mut().zip(leading) {

@@ -71,7 +71,7 @@ struct Strips {
     packed: Option<usize>,
 }
 
-/// What one worker has to itself.
+/// The private data of one worker.
 struct Worker {
     before: Option<RowWork>,
     after: Option<RowWork>,
@@ -112,7 +112,7 @@ struct Strip<'a> {
 }
 
 impl MatmulTask {
-    /// Ready for so many threads.
+    /// Prepares it for this many threads.
     pub fn new(tasks: &MatmulTasks, threads: usize, isa: Isa) -> MatmulTask {
         let MatmulTasks { product, launch, touched } = tasks;
         let MatmulLaunch { args, shape, prologue_axes, axes } = launch;

@@ -1,18 +1,18 @@
-//! What a well-formed program is. The loops rely on it: places are not checked again when they run.
+//! Invariants of a well-formed program. The loops rely on them and do not check again.
 
 use deuteron_graph::Dtype;
 
 use super::scratch::{destination, sources};
 use crate::cpu::program::{Access, Dst, Inst, Src, TileProgram};
 
-/// Where an instruction stands.
+/// The position of an instruction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Row,
     Strip,
 }
 
-/// Panics unless every place is in range and every instruction stands where it can run.
+/// Panics unless every operand is in range and every instruction is in a valid position.
 pub(super) fn check(program: &TileProgram) {
     assert!(!program.flat || program.kept == 0, "a flat program keeps no rows, got {}", program.kept);
     for (arg, spec) in program.args.iter().enumerate() {
