@@ -1,5 +1,5 @@
-//! Arguments of row work, alone or around the core of another kernel: how far they reach, which results are in place of operands,
-//! where indices stand.
+//! Arguments of row work, alone or around the core of another kernel: their reach, results that replace operands,
+//! and locations of indices.
 
 use deuteron_graph::NodeId;
 
@@ -26,7 +26,7 @@ pub fn in_place(mut arguments: Vec<Argument>, updates: &[ArgUpdate]) -> Vec<Argu
     arguments
 }
 
-/// Whatever has the arguments of a row kernel.
+/// Types with the arguments of a row kernel.
 pub trait RowArguments {
     /// in the order of a launch
     fn row_arguments(&self) -> &[ArgSpec];

@@ -1,4 +1,4 @@
-//! A kernel compiled with a driver, which makes or reads its operands, runs its grids and says what came of it.
+//! A kernel compiled with a driver, which creates or reads its operands, runs its grids and reports the results.
 
 use std::fs;
 use std::ops::Range;
@@ -48,7 +48,7 @@ pub struct Program {
     folder: PathBuf,
 }
 
-/// In which orders threads run.
+/// The orders in which threads run.
 #[derive(Debug, Clone)]
 pub struct Schedule {
     /// blocks that run at once
@@ -59,7 +59,7 @@ pub struct Schedule {
     pub seeds: Range<u64>,
 }
 
-/// Whether the lanes of a warp run one after another before another warp does, as they mostly do on a GPU, or at any time.
+/// Whether the lanes of a warp run before another warp does, as they mostly do on a GPU, or at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lanes {
     /// warp by warp
@@ -68,7 +68,7 @@ pub enum Lanes {
     Apart,
 }
 
-/// What a program said, and whether all went well.
+/// The output of a program, and whether it succeeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Said {
     /// whether all went well

@@ -1,6 +1,6 @@
-//! Fuzz bodies above the readers: whatever graph or machine a file describes, plans, kernels and analyses answer.
+//! Fuzz bodies above the readers: plans, kernels and analyses of any graph or machine that a file describes.
 //!
-//! An input is the text of a graph or of a machine. What the reader refuses is no case; what it accepts must be planned, rendered and analysed,
+//! An input is the text of a graph or of a machine. Refused inputs are skipped; accepted ones must be planned, rendered and analysed,
 //! or refused with a typed error, without a panic.
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Whether a chain of matmuls is one that our kernels take, and how it is lowered.
+//! Whether our kernels support a chain of matmuls, and its lowering.
 
 use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::body::{Access, Body};
@@ -10,7 +10,7 @@ use deuteron_plan::{Chain, Draft, Link, Space, finished_sum, node_space};
 use super::kernel::{Epilogue, LoweredMatmul, MAX_RIGHTS, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue};
 use super::routed;
 
-/// A matmul, or several of one left operand, with prologue and epilogue, as our kernels take them.
+/// A matmul, or several with one left operand, with prologue and epilogue, as input of our kernels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MatmulFit<'a> {
     /// one matmul, two or three

@@ -1,4 +1,4 @@
-//! Matmuls with what follows them, as a library has it: a bias along the columns, GELU, a residual.
+//! Matmuls with epilogues that a library supports: a bias along the columns, GELU, a residual.
 //!
 //! `c = f(a b + bias) + residual`, where each part may be missing, and GELU and residual exclude each other. Sums, bias,
 //! GELU and residual are `f32`; the result is rounded once, when it is stored, where kernels of their own round at every
@@ -37,7 +37,7 @@ fn microseconds(matmul: &LibraryMatmul, target: &CudaTarget) -> Option<f64> {
     }
 }
 
-/// The call of the library, and a plain kernel of ours where it has no algorithm or is not installed.
+/// The library call, with our plain kernel for when the library has no algorithm or is not installed.
 pub fn kernel(matmul: &LibraryMatmul) -> Kernel {
     let LibraryMatmul { call, shape, args } = matmul;
     let launch = LibraryLaunch {

@@ -1,4 +1,4 @@
-//! The canonical form to a graph. What the graph has no primitive for becomes an opaque operation.
+//! Converts the canonical form to a graph. Operations without a primitive become opaque.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +11,7 @@ use crate::ir::{Id, Ir, Kind, Logic, Reduction};
 use crate::translate::Translated;
 use crate::weight::Weight;
 
-/// A graph and what belongs to it.
+/// A graph under construction, with its inputs and weights.
 #[derive(Debug)]
 pub(crate) struct Emitted {
     pub graph: Graph,

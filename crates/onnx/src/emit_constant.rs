@@ -1,4 +1,4 @@
-//! Known values in a graph: scalars, counts and causal borders need no tensor; others become weights.
+//! Known values in a graph: scalars, counts and causal masks need no tensor; others become weights.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -1,4 +1,4 @@
-//! DLPack: how libraries of arrays hand memory to each other (the structures of its version 0.8, which all of them give).
+//! DLPack, by which array libraries exchange memory (the structures of version 0.8, which all of them support).
 
 use std::ffi::{CStr, c_void};
 

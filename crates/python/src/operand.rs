@@ -1,4 +1,4 @@
-//! What a Python object is as an operand: where it lies, and how.
+//! A Python object as an operand: its memory and layout.
 
 use deuteron::{Dtype, Layout, MAX_RANK, Shape, Span};
 use pyo3::prelude::*;

@@ -1,4 +1,4 @@
-//! Why a graph could not be interpreted.
+//! Errors of the interpreter.
 
 use deuteron_graph::Shape;
 use deuteron_graph::memory::OutOfMemory;
@@ -40,7 +40,7 @@ pub enum ReferenceError {
         /// how much
         bytes: usize,
     },
-    /// An operation that is only described.
+    /// An opaque operation.
     #[error("`{name}` is opaque: it can be analysed, not run; replace it by operations the graph knows")]
     Opaque {
         /// the operation

@@ -1,7 +1,7 @@
-//! Matmuls whose right operand a gather picks, a matrix for each row of the left one: experts.
+//! Matmuls whose right operand is gathered, one matrix per row of the left one: experts.
 //!
-//! What is picked is as large as all rows times a matrix. It is made and multiplied for some rows at a time; their results, with slack and
-//! spread, are put together.
+//! The gathered matrices are as large as all rows times a matrix. They are computed and multiplied for some rows at a time; the results, with slack and
+//! spread, are concatenated.
 
 use std::collections::HashMap;
 use std::sync::Arc;

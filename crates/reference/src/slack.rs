@@ -1,8 +1,8 @@
-//! Slack: how far an element may lie from the reference because a decision could have fallen the other way.
+//! Slack: the allowed error of an element because of an undecided branch.
 //!
-//! A comparison of two computed values that are equal within the reach of rounding is a near tie: a kernel may take the
-//! other branch of the select that follows and still be right. So is a rounding to integers near a half. Slack is born
-//! there and carried through every primitive after it; it is `None` (zero everywhere) in almost every tensor.
+//! A comparison of two computed values that are equal within rounding errors is a near tie: a kernel may take the
+//! other branch of the following select and still be right. So is a rounding to integers near a half. Slack originates
+//! there and is carried through every later primitive; it is `None` (zero everywhere) in almost every tensor.
 
 use deuteron_graph::{BinaryOp, Dtype, Node, Op, ReduceOp, UnaryOp, View, memory};
 use rayon::prelude::*;

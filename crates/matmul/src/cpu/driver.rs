@@ -1,9 +1,9 @@
-//! Matmuls by threads: parts of the result are tasks. What makes the left operand is done when a part asks for its rows, and what
-//! follows the matmul on each block of sums while it is hot. Where that needs whole rows, parts are strips of rows: their sums wait in
-//! memory of the worker, or in that of the strip where rows are too few and columns are shared, and whoever ends a strip goes on. The
+//! Matmuls on threads: parts of the result are tasks. The prologue runs when a part needs its rows of the left operand, and the
+//! epilogue on each block of accumulators while it is in the cache. If the epilogue needs whole rows, parts are strips of rows: their accumulators are kept in
+//! memory of the worker, or in that of the strip if there are too few rows and columns are shared, and the worker that finishes a strip runs the epilogue. The
 //! right operand is packed once for all strips.
 //!
-//! The bits of an element do not depend on how the result is cut, so neither do they on the number of threads.
+//! The bits of an element do not depend on the division of the result, nor on the number of threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

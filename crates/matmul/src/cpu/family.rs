@@ -1,4 +1,4 @@
-//! Matmuls of the CPU as kernels: what is taken, its listing, and how it becomes a launch.
+//! Matmuls of the CPU as kernels: what is supported, the listing, and the launch.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::{PartKernel, STREAMED_ROWS, work};
 use crate::fit::{self, lower_matmul};
 use crate::kernel::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue, Role};
 
-/// A prologue is made for matmuls whose right operand is streamed: those ask for whole rows.
+/// Prologues are supported for matmuls whose right operand is streamed: those need whole rows.
 const _: () = assert!(PROLOGUE_ROWS <= STREAMED_ROWS);
 
 /// One or two matmuls of one operand, or one of rows with matrices that indices pick for them.
@@ -55,7 +55,7 @@ pub fn takes(chain: &Chain) -> bool {
     few && chain.epilogue.reach != Reach::Rows
 }
 
-/// The kernel of a matmul, or none where its sizes contradict each other or no kernel computes it.
+/// The kernel of a matmul, or none if its sizes are inconsistent or not supported.
 pub fn kernel(lowered: LoweredMatmul) -> Option<Kernel> {
     fits(&lowered).then(|| make(lowered))
 }

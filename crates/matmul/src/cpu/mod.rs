@@ -1,4 +1,4 @@
-//! Matrix products on the CPU: one part of the result at a time, on the thread that calls.
+//! Matmuls on the CPU: one part of the result at a time, on the calling thread.
 //!
 //! | method       | operands (A, B)                       | sums                                                    |
 //! |--------------|---------------------------------------|---------------------------------------------------------|
@@ -8,10 +8,10 @@
 //! | stream bytes | 1 to 8 rows of i8, i8 `[n, k]`        | i32, exact; B is read once, where it lies               |
 //! | bytes        | i8, i8, with AMX, VNNI or any vectors | i32, exact                                              |
 //!
-//! - The bits of an element depend on the method, the instruction set, `k` and the operands: not on the part, the threads
-//!   or where its row lies. Sums of bytes are exact for `k < 2^17` and rounded once to f32: the same bits by every method.
-//! - Values that do not fit stay what they are: NaN and infinities go through, zeros are not skipped, `k = 0` gives zeros.
-//! - Nothing is allocated by [`PartKernel::run`]; nothing outside of the operands is read.
+//! - The bits of an element depend on the method, the instruction set, `k` and the operands, not on the part, the threads
+//!   or the position of its row. Sums of bytes are exact for `k < 2^17` and rounded once to f32: the same bits by every method.
+//! - NaN and infinities propagate, zeros are not skipped, and `k = 0` gives zeros.
+//! - [`PartKernel::run`] allocates nothing and reads nothing outside of the operands.
 
 // Registers are arrays, indexed by the number that also counts the memory beside them.
 #![allow(clippy::needless_range_loop)]

@@ -1,9 +1,9 @@
-//! Matmuls of rows with the matrices that indices pick for them, by threads.
+//! Matmuls of rows with matrices that indices select (experts), on threads.
 //!
-//! Rows of one expert are brought together, in their order, and multiplied with its matrix as one matmul: a few of them while the
-//! matrix streams by once, more of them in tiles. No matrix is copied, and of the left operand so many rows at a time as fit
-//! [`TOGETHER_BYTES`]. Parts of these matmuls are tasks; a task hands its rows of sums, while they are hot, to what follows, each run of rows
-//! that lie side by side at once.
+//! Rows of one expert are gathered, in their order, and multiplied with its matrix as one matmul: a few rows while the
+//! matrix is streamed once, more rows in tiles. No matrix is copied, and of the left operand only as many rows at a time as fit
+//! [`TOGETHER_BYTES`]. Parts of these matmuls are tasks; a task passes its rows of accumulators, while they are in the cache, to the epilogue, each run of
+//! consecutive rows at once.
 //!
 //! Sums of bytes are exact. The order of a sum of floats depends on how many rows its expert has, never on the number of threads.
 

@@ -1,4 +1,4 @@
-//! Row work around a matmul, as each worker runs it: before it on rows of the left operand, after it on blocks of sums.
+//! Row work around a matmul, as each worker runs it: the prologue on rows of the left operand, the epilogue on blocks of accumulators.
 
 use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::cpu::bind::bind;

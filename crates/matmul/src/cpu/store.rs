@@ -1,4 +1,4 @@
-//! What happens to finished sums: scales, the caller's `finish`, and a plain store for callers that want no more.
+//! Finished accumulators: scales, the caller's `finish`, and a plain store.
 
 use deuteron_codegen::cpu::simd::format::{BrainFloat, Format, HalfFloat, SignedByte, Word};
 use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};

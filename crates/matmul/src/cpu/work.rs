@@ -1,4 +1,4 @@
-//! The work of a matmul on the CPU, with what stands around it.
+//! The work of a matmul on the CPU, with its prologue and epilogue.
 
 use deuteron_codegen::cpu::count::{Counter, with_epilogue};
 use deuteron_codegen::cpu::program::TileProgram;

@@ -1,7 +1,7 @@
-//! Composites found by dataflow, largest first.
+//! Recognises composites by dataflow, largest first.
 //!
-//! Each pass walks from the outputs up, so that a norm with its weights is seen before the norm without. A pattern's
-//! interior values must have no other reader; what fails after the pattern's signature was seen is a near miss, told once.
+//! Each pass visits nodes from the outputs, so that a norm with its weights is found before the norm without. A pattern's
+//! interior values must have no other reader; a failure after the pattern's signature was found is reported once as a near miss.
 
 mod activation;
 mod attention;

@@ -1,7 +1,7 @@
-//! Random graphs with inputs, for differential tests. The seed decides everything.
+//! Random graphs with inputs, for differential tests, determined by a seed.
 //!
 //! A graph grows by steps (`steps.rs`) from one input until it has enough calls. Magnitudes are estimated
-//! on the way and squashed before they grow, so that 16-bit storage does not overflow; what still does is drawn again.
+//! on the way and squashed before they grow, so that 16-bit storage does not overflow; graphs that still overflow are drawn again.
 //! Every value that nothing reads becomes an output.
 
 mod maker;

@@ -1,4 +1,4 @@
-//! The spread of what is computed from many elements: sums, products of matrices, the largest of a row.
+//! The spread of results of many elements: sums, matmuls, the largest of a row.
 
 use deuteron_graph::{Dtype, Node, Op, ReduceOp, memory};
 use rayon::prelude::*;

@@ -4,7 +4,7 @@ use super::lanes::{Kernel, Simd};
 
 /// What a loop does with the vector at column `i`.
 pub(super) trait Body {
-    /// Columns before this one are written past the caches.
+    /// Columns before this one are written with streaming stores.
     fn streamed(&self) -> usize;
     /// # Safety
     /// Columns `i .. i + WIDTH` are in the range that the body was made for, and before `streamed` if `STREAM`.

@@ -1,4 +1,4 @@
-//! What the choice of a config depends on, gathered from a body and its launch.
+//! The inputs of the config's choice, gathered from a body and its launch.
 
 use crate::body::{Access, ArgSpec, Body};
 use crate::cuda::row::config::Facts;

@@ -1,7 +1,7 @@
-//! Row work that a block of another kernel goes on with, as soon as it knows that some rows are whole.
+//! Row work that a block of another kernel runs as soon as some rows are complete.
 //!
-//! The text is a namespace, `rows`, with all that row kernels stand on, a parameter and `run(p, first, end, s_memory)`. What is read may
-//! have been written by other blocks of the same launch, so no load is of constant memory.
+//! The text is a namespace, `rows`, with the code that row kernels include, a parameter and `run(p, first, end, s_memory)`. Its operands may
+//! have been written by other blocks of the same launch, so no load uses the read-only cache.
 
 use crate::body::Body;
 use crate::cuda::grid::Word;

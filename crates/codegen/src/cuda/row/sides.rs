@@ -1,4 +1,4 @@
-//! Row work beside a product, spread over the threads of the product's kernel.
+//! Row work in a matmul's kernel, mapped to its threads.
 
 use deuteron_graph::Dtype;
 

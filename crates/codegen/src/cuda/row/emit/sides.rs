@@ -1,5 +1,5 @@
-//! Row work as functions that another kernel calls: what makes the first operand of a product, what follows its sums, and what
-//! follows rows that a block has finished.
+//! Row work as functions that another kernel calls: the prologue of a matmul, its epilogue, and work
+//! on rows that a block has finished.
 
 use super::names::{lane_type, scalar_type};
 use super::{Emission, Span, Writer, partials};

@@ -1,4 +1,4 @@
-//! Expressions as lines: numbers of a row, and values along it.
+//! Expressions as text lines: numbers of a row, and values along it.
 
 use deuteron_graph::{BinaryOp, Dtype};
 
