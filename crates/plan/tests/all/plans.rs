@@ -217,7 +217,7 @@ fn no_merge_closes_a_cycle() {
          group 1: matmul  [matmul, 12.3 KB]
          apart from group 0: E-PLAN-012 %2 would be computed in the prologue of a matmul, but another kernel reads it too
          group 2: add  [row, 12.3 KB]
-         apart from group 0: E-PLAN-001 another kernel stands between them, through %4
+         apart from group 0: E-PLAN-001 another kernel is between them, through %4
          apart from group 1: E-PLAN-013 this version cannot generate a kernel of the form `matmul with epilogue` for this device",
     );
 }
