@@ -55,7 +55,7 @@ pub(super) fn fit<'a>(draft: &Draft, link: &AttentionLink, epilogue: &'a Side) -
         return None;
     }
     let attention = fit_link(draft, link, AttentionResult::Values)?;
-    // Where heads lie side by side without a copy, only those who read them say how long a row is.
+    // If heads are side by side without a copy, only their readers determine the row length.
     let first = node_space(graph, *rows.first()?);
     let space = rows.iter().try_fold(first, |space, &id| space.join(node_space(graph, id)))?;
     let in_rows = graph.node(attention.result).shape.elements() == space.rows * space.cols;

@@ -152,7 +152,7 @@ fn run_overhead(device: &DeviceArguments, json: bool) -> Result<Outcome> {
     let options = device.gpu_options()?;
     let scratch = std::env::temp_dir().join(format!("deuteron-overhead-{}", std::process::id()));
     let measured = overhead(&options, &scratch);
-    // Kernels of nobody: what cannot be removed does no harm.
+    // Temporary kernels: failing to remove them does no harm.
     let _ = std::fs::remove_dir_all(&scratch);
     show::report(&[measured?], json, |[row]| {
         outln!("{}", row.device);

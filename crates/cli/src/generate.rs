@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
 
 fn generate(arguments: &Arguments) -> Result<()> {
     let sampling = arguments.sampling();
-    // Wrong settings are told before a model is read.
+    // Settings are checked before a model is read.
     Sampler::new(sampling)?;
     let engine = arguments.device.engine()?;
     let begin = Instant::now();

@@ -75,7 +75,7 @@ impl OnnxFile {
             notes.push(format!("Recognised in the ONNX file: {}.", counts.join(", ")));
         }
         notes.extend(imported.near_misses.iter().map(|near| near.to_string()));
-        // Operators of one kind that are described for one reason are told once.
+        // Opaque operators of one kind and reason are listed once.
         let mut described: Vec<(&OpaqueOp, usize)> = Vec::new();
         for opaque in &imported.opaque {
             let is_same = |own: &OpaqueOp| own.op_type == opaque.op_type && own.why == opaque.why;

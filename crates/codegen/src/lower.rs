@@ -129,7 +129,7 @@ struct RowLowering<'a> {
     group: &'a Draft<'a>,
     space: Space,
     flat: bool,
-    /// Nodes whose values are handed over as `f32`.
+    /// Nodes whose values are passed as `f32`.
     handed: &'a [NodeId],
     exprs: Exprs,
     args: Vec<ArgSpec>,

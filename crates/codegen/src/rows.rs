@@ -44,7 +44,7 @@ impl RowArguments for TileProgram {
     }
 }
 
-/// Elements from its first one on that an argument of row work over so many rows and columns reaches.
+/// Elements from its first one on that an argument of row work over this many rows and columns reaches.
 pub fn reach(spec: &ArgSpec, binding: &ArgBinding, rows: usize, cols: usize) -> usize {
     if rows == 0 {
         return 0;

@@ -34,7 +34,7 @@ pub(crate) fn for_each<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync, 
 
 /// The result of a piece of work, or its panic message: one defect must not end a run of thousands.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    // What was half-changed is dropped with the piece, and locks are taken over from who panicked.
+    // Partial changes are dropped with the piece, and poisoned locks are recovered.
     catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
         let text = payload.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| payload.downcast_ref::<&str>().copied());

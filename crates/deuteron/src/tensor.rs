@@ -301,7 +301,7 @@ impl Tensor {
     }
 }
 
-/// An empty list with room for so many elements.
+/// An empty list with room for this many elements.
 fn reserved<T>(count: usize) -> Result<Vec<T>, Error> {
     Ok(memory::reserved(count)?)
 }

@@ -191,7 +191,7 @@ mod tests {
         let text = "x = input f32[4,8] ; y = layer_norm x w[8] b[8] ; p = linear y m[8,16] ; z = gelu p ; out z";
         let training = training(text);
         let saving = training.saving().unwrap();
-        // The operand of the product, and its result, which the gradient of GELU reads; the output is kept by nobody.
+        // The operand of the matmul, and its result, which the gradient of GELU reads; the output is not stored.
         assert!(training.kept_names().contains(&"p".to_string()), "{:?}", training.kept_names());
         assert!(!saving.kept.contains(&0), "{:?}", saving.kept);
         assert_eq!(saving.graph.outputs().len(), 1 + saving.kept.len());

@@ -57,7 +57,7 @@ pub struct Step {
 pub struct Job {
     /// in order
     pub steps: Vec<Step>,
-    /// how many buffers are handed in
+    /// number of input buffers
     pub inputs: usize,
     /// bytes of each state
     pub states: Vec<usize>,

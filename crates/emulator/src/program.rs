@@ -132,7 +132,7 @@ impl Toolchain {
         Ok(Program { folder: unit.folder.to_path_buf() })
     }
 
-    /// The compiler with what it is always told: headers that were compiled before are read if all of it is the same.
+    /// The compiler with its fixed flags: precompiled headers are used if all of them are equal.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.compiler);
         command.args(["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE"]);

@@ -81,7 +81,7 @@ pub fn planned(data: &[u8], number: u64) -> bool {
     true
 }
 
-/// Every value that is handed out is given or computed by a group, and the cost of the plan is a number.
+/// Every output is an input or computed by a group, and the cost of the plan is a number.
 fn is_whole(graph: &Graph, plan: &Plan) {
     assert!(!plan.explain().is_empty());
     assert!(plan.time().0.is_finite() && plan.time().0 >= 0.0, "the plan takes {:?}", plan.time());

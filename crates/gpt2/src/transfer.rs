@@ -270,7 +270,7 @@ impl Transfer {
 
     /// Waits for the end, and returns the response headers.
     fn finish(mut self, source: &Source) -> Result<Head, Failure> {
-        // What is left is no body of ours; curl must not wait for somebody to read it.
+        // The rest is not our body; curl must not wait for a reader.
         let _ = std::io::copy(&mut self.body, &mut std::io::sink());
         let mut words = String::new();
         if let Some(mut stderr) = self.child.stderr.take() {

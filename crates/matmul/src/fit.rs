@@ -33,7 +33,7 @@ pub fn fit<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
     fit_few(draft, PROLOGUE_ROWS)
 }
 
-/// The same with row work over at most so many rows.
+/// The same with row work over at most this many rows.
 pub fn fit_few<'a>(draft: &Draft<'a>, rows: usize) -> Option<MatmulFit<'a>> {
     fit_with(draft, rows, can_be_epilogue)
 }
@@ -43,7 +43,7 @@ pub fn fit_with_rows<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
     fit_with(draft, usize::MAX, can_be_row_epilogue)
 }
 
-/// With a prologue over at most so many rows, and what may follow.
+/// With a prologue over at most this many rows, and what may follow.
 fn fit_with<'a>(draft: &Draft<'a>, rows: usize, follows: fn(&Draft, &MatmulFit) -> bool) -> Option<MatmulFit<'a>> {
     let Chain { prologue, links, epilogue } = draft.structure.chain()?;
     let fit = match links.as_slice() {
@@ -77,7 +77,7 @@ fn can_be_together(draft: &Draft, fit: &MatmulFit, read: &[NodeId]) -> bool {
     others.is_empty() || (others.len() < MAX_RIGHTS && others.iter().all(alike) && followed)
 }
 
-/// Row work over at most so many rows that is read as it would lie.
+/// Row work over at most this many rows that is read as it would lie.
 fn can_be_prologue(draft: &Draft, fit: &MatmulFit, rows: usize) -> bool {
     let graph = draft.graph;
     let node = graph.node(fit.matmuls[0]);
@@ -185,7 +185,7 @@ pub fn lower_matmul(draft: &Draft, fit: MatmulFit) -> LoweredMatmul {
 /// A prologue or an epilogue.
 struct Side {
     body: Body,
-    /// Arguments that are handed over as `f32`, in the order of their nodes.
+    /// Arguments that are passed as `f32`, in the order of their nodes.
     handed: Vec<usize>,
     /// All the others.
     others: Vec<ArgBinding>,

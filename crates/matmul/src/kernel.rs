@@ -131,7 +131,7 @@ pub struct MatmulLaunch {
     pub shape: MatmulShape,
     /// (divide, modulo) of each launch axis of the prologue
     pub prologue_axes: Vec<(usize, usize)>,
-    /// (divide, modulo) of each launch axis of what follows
+    /// (divide, modulo) of each launch axis of the epilogue
     pub axes: Vec<(usize, usize)>,
 }
 
@@ -158,7 +158,7 @@ impl<T: RowArguments> Matmul<T> {
         found.collect()
     }
 
-    /// What a device has to know of the arguments of a launch.
+    /// The arguments of a launch, as a device needs them.
     pub fn arguments(&self, launch: &MatmulLaunch) -> Vec<Argument> {
         let MatmulLaunch { args, shape, .. } = launch;
         let rows = shape.m.saturating_mul(shape.batches());

@@ -49,7 +49,7 @@ pub fn kernel(matmul: &LibraryMatmul) -> Kernel {
     Kernel::new(Source::Library(*call), Launch::of_library(arguments(matmul), launch))
 }
 
-/// What a device has to know of its operands, in the order of the call.
+/// Its operands as a device needs them, in the order of the call.
 pub fn arguments(matmul: &LibraryMatmul) -> Vec<Argument> {
     let LibraryMatmul { call, shape, args } = matmul;
     let reach = |operand: Operand| match operand {

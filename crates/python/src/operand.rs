@@ -52,7 +52,7 @@ impl Element {
     }
 }
 
-/// Whose object it is, and so who allocates results beside it.
+/// The library of the object, which also allocates results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Library {
     Torch,

@@ -186,7 +186,7 @@ impl Errors {
     }
 }
 
-/// Deviations that an error in a tensor of so many elements may be off: an error of a normal distribution that is larger is as unlikely in a
+/// Deviations that an error in a tensor of this many elements may be off: an error of a normal distribution that is larger is as unlikely in a
 /// large tensor as in one of [`FEW`].
 fn deviations(elements: usize) -> f64 {
     let times = elements.max(FEW) as f64 / FEW as f64;

@@ -3,7 +3,7 @@
 use deuteron_graph::Shape;
 use deuteron_graph::memory::OutOfMemory;
 
-/// What is wrong with the values handed to the interpreter.
+/// Invalid inputs of the interpreter.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ReferenceError {
     /// Too few or too many inputs.
@@ -11,7 +11,7 @@ pub enum ReferenceError {
     InputCount {
         /// inputs of the graph
         expected: usize,
-        /// arrays handed in
+        /// arrays given
         got: usize,
     },
     /// An input of another shape.

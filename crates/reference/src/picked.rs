@@ -25,7 +25,7 @@ pub(crate) struct Picked {
     rows: usize,
 }
 
-/// Matmuls with such operands of more than so many elements. These are left out of the nodes that are computed, and what they read is kept for
+/// Matmuls with such operands of more than this many elements. These are left out of the nodes that are computed, and what they read is kept for
 /// the matmuls.
 pub(crate) fn picked_operands(graph: &Graph, last_use: &mut [Option<usize>], most: usize) -> HashMap<usize, Picked> {
     let mut readers = vec![0usize; graph.nodes().len()];

@@ -54,7 +54,7 @@ pub fn interpret(graph: &Graph, inputs: &[Array], rounding: Rounding) -> Result<
     memory::caught(|| interpret_picking(graph, inputs, rounding, PICKED))?
 }
 
-/// The same, with at most so many elements of matrices that are picked for rows at once.
+/// The same, with at most this many elements of matrices that are picked for rows at once.
 pub(crate) fn interpret_picking(
     graph: &Graph,
     inputs: &[Array],

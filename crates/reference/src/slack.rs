@@ -176,7 +176,7 @@ fn through_select(node: &Node, operands: &[&Value]) -> Strided<'static> {
     let inputs = [condition, a, b, &slacks[0], &slacks[1], &slacks[2], &offs[0], &offs[1]];
     map(&node.shape, inputs, Store::PLAIN, |[condition, a, b, unsure, a_slack, b_slack, a_off, b_off]| {
         if unsure > 0.0 {
-            // The other branch is rounded as well, and what follows may not see it from here.
+            // The other branch is rounded as well, which later operations cannot see from here.
             change(a, b) + a_slack.max(b_slack) + DEVIATIONS * a_off.max(b_off)
         } else if condition != 0.0 {
             a_slack

@@ -14,7 +14,7 @@ pub fn bind(leading: &[(usize, usize)], table_rows: usize, touched: usize) -> Bo
     BoundArg { base: std::ptr::null_mut(), dims, rank: leading.len(), table_rows, streaming }
 }
 
-/// Whether a body has so many columns and these axes.
+/// Whether a body has this many columns and these axes.
 pub fn has_space(body: &Body, cols: usize, axes: &[(usize, usize)]) -> bool {
     let known = axes.len() == usize::from(body.axes) && axes.iter().all(|&(divide, modulo)| divide > 0 && modulo > 0);
     known && (body.flat || body.cols == cols)

@@ -132,7 +132,7 @@ impl Counter<'_> {
         }
     }
 
-    /// Operands, arithmetic and result of one instruction over so many vectors.
+    /// Operands, arithmetic and result of one instruction over this many vectors.
     fn arithmetic(&self, work: &mut Work, inst: &Inst, vectors: f64) {
         let is_narrow = |arg: u16| !matches!(self.program.args[usize::from(arg)].dtype, Dtype::F32 | Dtype::I32);
         let convert = |work: &mut Work, arg: u16| {

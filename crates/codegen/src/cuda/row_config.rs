@@ -75,7 +75,7 @@ impl RowConfig {
         self.resident == 0
     }
 
-    /// Blocks of a launch over so many rows (elements, in a flat kernel).
+    /// Blocks of a launch over this many rows (elements, in a flat kernel).
     pub fn blocks(&self, rows: usize, processors: usize) -> usize {
         let a_block = match self.policy {
             Policy::Flat => self.threads() * self.vector * self.chunks,

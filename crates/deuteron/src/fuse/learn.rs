@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use crate::analyze::{AnalyzeOptions, analyze};
 
-    /// An analysis whose kernels took so many times what was predicted.
+    /// An analysis whose kernels took this many times what was predicted.
     fn measured(text: &str, machine: &Machine, ratio: f64) -> Analysis {
         let graph = text.parse().unwrap();
         let mut analysis = analyze(&graph, &AnalyzeOptions::on(machine.clone())).unwrap();

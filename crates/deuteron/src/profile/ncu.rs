@@ -197,7 +197,7 @@ pub(super) fn matched(launches: &[Launch], entries: &[Vec<String>]) -> Result<Ve
     Ok(sheets)
 }
 
-/// The launches between two kernels of ours, as those of so many library calls.
+/// The launches between two kernels of ours, as those of this many library calls.
 fn shared(launches: &[Launch], calls: usize) -> Vec<CounterSheet> {
     match calls {
         0 => Vec::new(),

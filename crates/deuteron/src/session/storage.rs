@@ -161,7 +161,7 @@ fn name(graph: &Graph, id: NodeId) -> String {
     if graph.ids().any(|known| known == id) { graph.label(id) } else { format!("%{}", id.index()) }
 }
 
-/// What the one append that reads an input makes of it, if nothing else reads it and the result is handed out.
+/// The result of the only append that reads an input, if nothing else reads the input and the result is an output.
 fn appended(graph: &Graph, state: NodeId) -> Option<NodeId> {
     let handed_out = |id: NodeId| graph.outputs().iter().any(|output| output.node == id);
     let mut readers = graph.ids().filter(|&id| graph.node(id).inputs.contains(&state));

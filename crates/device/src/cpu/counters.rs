@@ -157,7 +157,7 @@ fn open(event: u64, thread: i32) -> Result<File, CountersError> {
     if file < 0 {
         return Err(refusal(&io::Error::last_os_error()));
     }
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else has it.
+    // SAFETY: the kernel has just created this descriptor for us, and nothing else owns it.
     Ok(unsafe { File::from_raw_fd(file as i32) })
 }
 

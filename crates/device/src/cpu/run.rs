@@ -203,7 +203,7 @@ impl CpuExecutable {
         let (sizes, bound) = (&self.state_bytes, &mut self.bound.states);
         bound.clear();
         let mut problem = None;
-        // Everything that is handed over is borrowed for writing until the states are: no two are one.
+        // Everything passed is mutably borrowed as long as the states are, so no two of them overlap.
         states.each(&mut |memory| {
             let state = bound.len();
             let (None, Some(&expected)) = (&problem, sizes.get(state)) else { return };
@@ -218,7 +218,7 @@ impl CpuExecutable {
         });
         match problem {
             Some(problem) => Err(problem),
-            // Fewer were handed over than there are said to be.
+            // Fewer were passed than `count` states.
             None if bound.len() < sizes.len() => Err(DeviceError::SharedState { state: bound.len() }),
             None => Ok(()),
         }

@@ -132,7 +132,7 @@ impl SharedWorkspace {
         }
         let (largest, none) = (needs.largest, needs.jobs.is_empty());
         drop(needs);
-        // A run that has it may be long; whoever comes next frees it then.
+        // A run that holds it may be long; the next caller frees it then.
         if let Ok(mut memory) = self.memory.try_lock()
             && memory.as_ref().is_some_and(|held| none || held.need.max(largest) != largest)
         {

@@ -93,7 +93,7 @@ impl DiskCache {
         DiskCache::with_limit(folder, MOST)
     }
 
-    /// The same with so many bytes of entries at most.
+    /// The same with this many bytes of entries at most.
     pub fn with_limit(folder: PathBuf, most: u64) -> DiskCache {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
         let trusted = made.map_err(|error| error.to_string()).and_then(|()| trust(&folder));
@@ -251,7 +251,7 @@ fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// The kernel in a file, `None` if there is no file, or why the file is no entry of this key.
 fn read(path: &Path, key: &Key) -> Result<Option<Cubin>, String> {
-    // Without O_NONBLOCK, opening a pipe that somebody put there would wait for its writer.
+    // Without O_NONBLOCK, opening a pipe in its place would wait for its writer.
     let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -87,7 +87,7 @@ impl Library {
         if kernel.epilogue.has_gelu() && kernel.dtype != Dtype::Bf16 {
             return Ok(None);
         }
-        // The heuristic is told how all other operands are aligned, and takes for granted that a bias is: a kernel that
+        // The heuristic knows the alignment of all other operands, and assumes that a bias is aligned: a kernel that
         // loads it 16 bytes at a time would lose the context.
         let bias = kernel.operands().iter().position(|&operand| operand == Operand::Bias);
         if bias.is_some_and(|bias| !(offsets[bias] * kernel.dtype.bytes()).is_multiple_of(ALIGNMENT)) {

@@ -145,7 +145,7 @@ pub(crate) struct Pinned {
     bytes: usize,
 }
 
-// SAFETY: it owns its memory; who reads and writes when is settled by events and `&mut`.
+// SAFETY: it owns its memory; reads and writes are ordered by events and `&mut`.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}

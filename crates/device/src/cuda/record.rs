@@ -66,7 +66,7 @@ impl Recording {
 
     /// Enqueues all of it.
     pub fn replay(&mut self, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: both live. What the recording points to is kept by whoever keeps the recording.
+        // SAFETY: both live. The owner of the CUDA graph keeps the memory it points to.
         self.context.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.handle, stream.handle()) })
     }
 
@@ -103,7 +103,7 @@ fn capture(
     enqueue: impl FnOnce() -> Result<(), CudaError>,
 ) -> Result<Graph, CudaError> {
     let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    // SAFETY: the stream lives and is our own, so nobody else is recording it.
+    // SAFETY: the stream lives and is our own, so nothing else captures it.
     context.check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.handle(), mode) })?;
     let enqueued = enqueue();
     let mut handle: sys::CUgraph = std::ptr::null_mut();

@@ -13,7 +13,7 @@ use super::error::CudaError;
 use crate::device::MemoryStats;
 use crate::error::DeviceError;
 
-/// Blocks have multiples of so many bytes, which is what the driver takes from the GPU at a time.
+/// Blocks have multiples of this many bytes, which is what the driver takes from the GPU at a time.
 const GRAIN: usize = 2 << 20;
 /// Streams whose blocks are kept; with more of them, blocks of idle streams are freed. PyTorch hands out 32 streams in turn.
 const STREAMS: usize = 32;
@@ -47,7 +47,7 @@ pub(crate) enum Enqueued<M> {
 /// The blocks of all streams, and the requirements of jobs.
 pub(crate) struct Workspaces<B: Blocks> {
     streams: Mutex<HashMap<u64, Arc<Mutex<Workspace<B>>>>>,
-    /// How many jobs need so many bytes.
+    /// How many jobs need this many bytes.
     needs: Mutex<BTreeMap<usize, usize>>,
     /// Bytes that executables have for themselves.
     own: AtomicUsize,
@@ -200,7 +200,7 @@ impl<B: Blocks> Workspaces<B> {
     }
 }
 
-/// Bytes of a block for so many.
+/// Bytes of a block for this many.
 fn rounded(need: usize) -> usize {
     need.checked_next_multiple_of(GRAIN).unwrap_or(need)
 }

@@ -19,7 +19,7 @@ struct Rule {
 }
 
 impl Merges {
-    /// Room for so many rules.
+    /// Room for this many rules.
     pub fn with_capacity(count: usize) -> Self {
         Merges { rules: Vec::with_capacity(count), ranks: HashMap::with_capacity_and_hasher(count, Default::default()) }
     }

@@ -224,7 +224,7 @@ impl Written {
         if self.has_scores { Word::Workspace(before) } else { Word::Number(0) }
     }
 
-    /// Its grids, all with the same words. The workspace is so many bytes, then scores.
+    /// Its grids, all with the same words. The workspace is this many bytes, then scores.
     pub(super) fn grids(&self, counts: &Counts, words: Vec<Word>, before: usize) -> Grids {
         let &Counts { heads, queries, tokens, .. } = counts;
         if counts.elements() == 0 {

@@ -97,7 +97,7 @@ struct Launched {
     driver: &'static str,
 }
 
-/// Every mistake of a list is noticed, alone, for some of so many seeds, while so many blocks run at once; a text without one is right.
+/// Every mistake of a list is noticed, alone, for some of this many seeds, while this many blocks run at once; a text without one is right.
 fn check_mistakes(name: &str, launched: Launched, resident: usize, seeds: u64, mistakes: &[Mistake]) {
     let Some(compiler) = compiler() else { return };
     let Launched { source, entry, launch, driver } = launched;

@@ -178,7 +178,7 @@ impl MatmulTask {
         operands
     }
 
-    /// What a task computes, by the worker that it is handed to.
+    /// The work of a task, by its worker.
     fn piece(&self, worker: usize, task: usize, operands: &Operands) -> Piece<'_> {
         let (down, across) = self.parts;
         let (batch, rest) = (task / (down * across), task % (down * across));
@@ -229,7 +229,7 @@ impl MatmulTask {
         unsafe { self.end_of_part(&piece, after) };
     }
 
-    /// Does with a block of sums what follows: it is stored, worked on, or kept for the rest of its rows.
+    /// Handles a block of accumulators: it is stored, passed to the epilogue, or kept for the rest of its rows.
     ///
     /// # Safety
     /// As for [`MatmulTask::part`]; the block is one of the piece.
@@ -264,11 +264,11 @@ impl MatmulTask {
     /// As for [`MatmulTask::part`]; the sums of the piece are written.
     unsafe fn end_of_part(&self, piece: &Piece<'_>, after: &mut Option<RowWork>) {
         let (Some(strip), Some(epilogue), Some(rows)) = (piece.strip, &self.product.epilogue, after) else { return };
-        // What others wrote before they counted is seen by the one who counts last.
+        // The worker that counts last sees what the others wrote before they counted.
         if strip.of.done[strip.index].fetch_add(1, Ordering::AcqRel) + 1 < self.parts.1 {
             return;
         }
-        // SAFETY: all sums of the strip are there, and nobody else has any left to do; the caller's promise for its rows.
+        // SAFETY: all accumulators of the strip are complete, and no other worker has any left; the caller's promise for its rows.
         unsafe {
             let sums = std::slice::from_raw_parts_mut(strip.sums, strip.of.set);
             let (columns, stride, second) = (self.shape.n, strip.of.stride, &mut [][..]);

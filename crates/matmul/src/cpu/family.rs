@@ -47,7 +47,7 @@ impl Family<CpuTarget> for MatmulFamily {
 /// Whether a chain may be one of this family: a cheap no.
 pub fn takes(chain: &Chain) -> bool {
     let few = match chain.links.as_slice() {
-        // Two, where what follows works on both.
+        // Two, if the epilogue uses both.
         [Link::Matmul { nodes }] => nodes.len() == 1 || (nodes.len() == 2 && chain.epilogue.reach != Reach::None),
         [Link::Routed { .. }] => true,
         _ => false,
@@ -131,7 +131,7 @@ fn follows(product: &Matmul<Body>, epilogue: &Epilogue<Body>, shape: &MatmulShap
     sums && is_row_work(product, body, shape.n, axes)
 }
 
-/// Whether a body reads and writes rows of so many columns. What follows a routed matmul takes rows of tables, too.
+/// Whether a body reads and writes rows of this many columns. What follows a routed matmul takes rows of tables, too.
 fn is_row_work(product: &Matmul<Body>, body: &Body, cols: usize, axes: &[(usize, usize)]) -> bool {
     let of_rows = |spec: &ArgSpec| match spec.access {
         Access::Row | Access::PerRow => true,
@@ -141,7 +141,7 @@ fn is_row_work(product: &Matmul<Body>, body: &Body, cols: usize, axes: &[(usize,
     !body.flat && body.args.iter().all(of_rows) && has_space(body, cols, axes)
 }
 
-/// Whether a table of matrices, each by columns, is picked from, and what follows picks from tables.
+/// Whether the right operand is gathered from a table of matrices stored by columns, and the epilogue gathers from tables.
 fn is_routed(product: &Matmul<Body>, launch: &MatmulLaunch) -> bool {
     let (roles, shape) = (product.roles(), &launch.shape);
     let one_type = product.left == product.right && shape.b.0 == 1;

@@ -292,7 +292,7 @@ impl Ahead {
         })
     }
 
-    /// The rows that a tile of so many inner indices has the time to ask for, by the tile's number.
+    /// The rows that a tile of this many inner indices has the time to ask for, by the tile's number.
     fn of_tile(self, number: usize, depth: usize) -> Ahead {
         let share = depth / UNROLLED / self.lines;
         let first = self.rows.min(number * share);
@@ -312,7 +312,7 @@ struct Tiles {
     right: *mut f32,
     /// Panels, from the first on, that are not packed yet: these rows, a whole tile, do that.
     packs: usize,
-    /// B as it lies, and floats from row to row; used for panels that are not packed.
+    /// B in place, and its row stride in floats; used for panels that are not packed.
     source: (*const f32, usize),
     ahead: Option<Ahead>,
     /// Tiles of this block that asked for something before.

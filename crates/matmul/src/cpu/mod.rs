@@ -287,7 +287,7 @@ impl PartKernel {
         self.method
     }
 
-    /// [`Floats`] that a part of at most so many rows and columns needs.
+    /// [`Floats`] that a part of at most this many rows and columns needs.
     pub fn scratch(&self, rows: usize, columns: usize) -> usize {
         self.isa.dispatch(Size { kernel: self, rows, columns })
     }
@@ -311,7 +311,7 @@ impl PartKernel {
     }
 
     /// Rows and columns of parts for work that needs whole rows of the result: parts of all columns where rows are enough for
-    /// `threads` workers, so that sums stay with the one who made them.
+    /// `threads` workers, so that accumulators stay with their worker.
     pub fn strip(&self, columns: usize, threads: usize) -> (usize, usize) {
         let rows = self.spec.rows.max(1);
         if matches!(self.method.0, Algorithm::Stream | Algorithm::StreamBytes(_)) {
@@ -324,13 +324,13 @@ impl PartKernel {
         (tall, wide.next_multiple_of(32))
     }
 
-    /// Floats of a B of so many columns, packed; none where a part reads B as it lies, or several B.
+    /// Floats of a packed B with this many columns; none if parts read B in place, or with several B.
     pub fn packed(&self, columns: usize) -> Option<usize> {
         let pieces = self.pieces(columns);
         (pieces > 0).then(|| pieces * self.isa.dispatch(Piece { kernel: self, columns }))
     }
 
-    /// Pieces that a B of so many columns is packed in; 0 where it is not packed.
+    /// Pieces that a B of this many columns is packed in; 0 where it is not packed.
     pub fn pieces(&self, columns: usize) -> usize {
         match self.method.0 {
             Algorithm::Floats if self.spec.rights == 1 => floats::pieces(&self.spec, columns),

@@ -6,7 +6,7 @@ use deuteron_graph::Dtype;
 
 use super::{Job, Values, Wanted};
 
-/// A block of elements as they lie.
+/// A block of elements in place.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
     pub base: *const u8,

@@ -200,7 +200,7 @@ impl RoutedTask {
 
     /// Sorts rows by expert. The first index that picks no expert is a fault.
     unsafe fn sort(&mut self, indices: *const i32) -> Result<(), Fault> {
-        // SAFETY: `row` is below `shape.m`, and there are so many indices.
+        // SAFETY: `row` is below `shape.m`, and there are this many indices.
         let at = |row: usize| unsafe { indices.wrapping_add(row).read_unaligned() };
         self.starts.fill(0);
         for row in 0..self.shape.m {
@@ -292,7 +292,7 @@ impl RoutedTask {
         done
     }
 
-    /// Does with a block of sums, which are those of `rows`, what follows.
+    /// Passes a block of accumulators, those of `rows`, to the epilogue.
     ///
     /// # Safety
     /// As for [`RoutedTask::part`]; rows and columns of the block are its own.
@@ -339,7 +339,7 @@ fn most_parts(shape: &MatmulShape, experts: usize, columns: [usize; 2]) -> usize
     (experts.min(shape.m) + shape.m / TILED.0) * across[0].max(across[1])
 }
 
-/// Columns of a task of few rows, and of one of many, of elements of so many bytes: no more than a worker's share, whole cache lines.
+/// Columns of a task of few rows, and of one of many, of elements of this many bytes: no more than a worker's share, whole cache lines.
 fn widths(shape: &MatmulShape, bytes: usize, threads: usize) -> [usize; 2] {
     let share = shape.n.div_ceil(threads.max(1));
     [STREAMED_BYTES / (shape.k * bytes).max(1), TILED.1].map(|most| share.min(most).max(1).next_multiple_of(64))

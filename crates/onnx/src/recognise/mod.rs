@@ -56,7 +56,7 @@ type Pattern = fn(&mut Search, Id) -> Result<Match, Miss>;
 #[derive(Debug)]
 struct Match {
     what: &'static str,
-    /// The node at the heart of the pattern: of several patterns around one heart, the first that fails is told.
+    /// The central node of the pattern: of several patterns around one node, the first failure is reported.
     heart: Id,
     kind: Kind,
     operands: Vec<Id>,
@@ -181,7 +181,7 @@ impl<'i> Search<'i> {
             let operations = self.operations.get(&id).copied().unwrap_or(1);
             composites.push(FoundComposite { id, what, at: self.ir.name(id).to_string(), operations });
         }
-        // Found from the outputs up; told from the inputs down.
+        // Found from the outputs; reported from the inputs.
         let mut near_misses = self.near_misses;
         near_misses.reverse();
         Found { composites, near_misses }

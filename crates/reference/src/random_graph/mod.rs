@@ -60,7 +60,7 @@ pub fn random_case(seed: u64) -> Case {
     random_case_within(seed, MOST_ELEMENTS)
 }
 
-/// A case of a seed that aims at no more elements of its first input than so many. Sizes are spread evenly over their logarithms from the fewest
+/// A case of a seed that aims at no more elements of its first input than this many. Sizes are spread evenly over their logarithms from the fewest
 /// on, so that small graphs, whose kernels have all the same edges, are checked many times as fast.
 pub fn random_case_within(seed: u64, most_elements: usize) -> Case {
     drawn(seed, most_elements, Rounding::Exact).case

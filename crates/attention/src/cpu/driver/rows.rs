@@ -171,7 +171,7 @@ impl AttentionRowsTask {
         let Ended { batch, head, query, rows } = attention.ended(task);
         let first = batch * merged.batch + head / self.joined * self.joined * merged.head + query * merged.position;
         let rows = first / epilogue.cols..first / epilogue.cols + rows;
-        // What others wrote before they counted is seen by the one who counts last.
+        // The worker that counts last sees what the others wrote before they counted.
         if self.done[rows.start].fetch_add(1, Ordering::AcqRel) + 1 < attention.tasks_of_row(self.joined) {
             return;
         }

@@ -100,7 +100,7 @@ pub enum Op {
     Load(u16),
     /// Lanes of a kept row.
     Kept(u16),
-    /// Lanes of a column sum, whose elements start so many behind the first sum's.
+    /// Lanes of a column sum, whose elements start this many behind the first sum's.
     Partial(u32),
     /// The first column of the vector, in all lanes.
     Column,

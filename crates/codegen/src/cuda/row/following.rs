@@ -21,7 +21,7 @@ pub struct Following {
     pub config: RowConfig,
 }
 
-/// The work of a body on the rows of a launch, for a block of so many threads with so many registers each.
+/// The work of a body on the rows of a launch, for a block of this many threads with this many registers each.
 pub fn following(body: &Body, launch: &RowLaunch, target: &CudaTarget, threads: usize, registers: usize) -> Following {
     with_facts(body, launch, target, |facts| {
         let config = facts.following(threads, registers);

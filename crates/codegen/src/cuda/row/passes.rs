@@ -104,7 +104,7 @@ pub(crate) fn reads(body: &Body, compounds: &[Option<Compound>], id: ExprId) -> 
     }
 }
 
-/// What is handed to a stage: stores convert, so a cast that is stored needs no instruction of its own.
+/// The operand of a stage: stores convert, so a stored cast needs no instruction.
 pub(crate) fn stored(body: &Body, stage: &Stage) -> ExprId {
     match (stage, body.expr(stage.value())) {
         (Stage::Store { .. }, Expr::ToInt8(a) | Expr::ToFp8(a)) => a,

@@ -85,7 +85,7 @@ impl CudaExecutable {
             }
         });
         bound?;
-        // Fewer were handed over than there are said to be.
+        // Fewer were passed than `count` states.
         if state < self.program.state_bytes.len() { Err(DeviceError::SharedState { state }) } else { Ok(()) }
     }
 

@@ -24,7 +24,7 @@ pub(super) struct Outside {
     pub end: Arc<Event>,
     /// the number of that stream
     pub stream: u64,
-    /// whether nobody has waited for it
+    /// whether its end has not been awaited
     pub pending: bool,
 }
 
@@ -73,7 +73,7 @@ impl CudaExecutable {
         })
     }
 
-    /// Enqueues a run that becomes part of a graph of the caller, who orders its replays and other work. The graph may not depend on work
+    /// Enqueues a run that becomes part of the caller's CUDA graph; the caller orders its replays and other work. The graph may not depend on work
     /// outside of it, and keeps the addresses that it was captured with.
     fn run_captured(&mut self, borrowed: &BorrowedMemory<'_>, stream: sys::CUstream) -> Result<(), DeviceError> {
         self.captured = true;

@@ -188,7 +188,7 @@ impl Passes<'_> {
         Ok(())
     }
 
-    /// `rax` columns from the loop's column on, of so many vectors at most.
+    /// `rax` columns from the loop's column on, of this many vectors at most.
     fn masked(&mut self, rows: &Rows<'_>, vectors: usize) -> Result<(), TooManyMasks> {
         let done = self.assembler.label();
         let width = self.target.width() as i32;

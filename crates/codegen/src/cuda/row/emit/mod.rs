@@ -77,7 +77,7 @@ pub(crate) struct Emission<'a> {
     pub config: &'a RowConfig,
     /// Arguments that are not in memory: values passed from or to a matmul.
     pub handed: &'a [usize],
-    /// The type that what is handed over was rounded to, if it was.
+    /// The dtype that passed values were rounded to, if any.
     pub rounded: Option<Dtype>,
 }
 

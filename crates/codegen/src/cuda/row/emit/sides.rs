@@ -185,7 +185,7 @@ impl Writer<'_> {
         Some(Operand { arg, shared: self.it.layouts[arg].axes.is_empty() || picked, ty, load })
     }
 
-    /// `prefetch_shared(p, first, columns)`: all threads of a block bring so many columns, from the first on, of what all rows read into the
+    /// `prefetch_shared(p, first, columns)`: all threads of a block bring this many columns, from the first on, of what all rows read into the
     /// L2. Nothing if there is no such argument.
     pub(super) fn prefetch_shared(&mut self) {
         let body = self.it.body;

@@ -68,7 +68,7 @@ struct Moments {
 const FUNCTION: &str = "static __device__ __forceinline__";
 
 impl Writer<'_> {
-    /// What a thread knows of a row between sweeps.
+    /// The state of a row in a thread between passes.
     fn row_state(&mut self, arguments: TileArguments) {
         self.open("struct Row {");
         self.line("i64 row;");
