@@ -117,10 +117,14 @@ impl Right {
         let Right { value, hint } = self;
         let digits: String = answer.trim().chars().filter(|c| !matches!(c, '_' | ',' | ' ')).collect();
         match digits.parse::<f64>() {
-            Ok(given) if given == *value as f64 => Verdict::right(format!("{value} is right: {hint}.")),
+            Ok(given) if given == *value as f64 => Verdict::right(format!("{hint}.")),
             Ok(given) => {
                 let ratio = given / *value as f64;
-                Verdict::wrong(format!("{given} is {ratio:.3} times the right number. {}.", capital(hint)))
+                let distance = match (ratio - 1.0).abs() < 5e-4 {
+                    true => "close to the right number, but not equal".to_string(),
+                    false => format!("{ratio:.3} times the right number"),
+                };
+                Verdict::wrong(format!("{given} is {distance}. {}.", capital(hint)))
             }
             Err(_) => Verdict::wrong(format!("expected a number, got `{}`", answer.trim())),
         }
