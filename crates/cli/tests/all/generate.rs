@@ -203,7 +203,7 @@ fn bad_settings_exit_with_2() {
         (&["--weights", "i8"], "unknown weights `i8`; expected f32, f16, bf16 or int8"),
         (&["--weights", "f99"], "unknown weights `f99`"),
         (&[&long], "prompt 2 has 97 tokens, but the model's context is 96"),
-        (&["--model", "a/b/c"], "`a/b/c` is no folder"),
+        (&["--model", "a/b/c"], "`a/b/c` is neither a folder"),
     ];
     for (arguments, message) in cases {
         let model = if arguments[0] == "--model" { &[][..] } else { &["--model", folder.to_str().unwrap()] };

@@ -221,7 +221,7 @@ fn tokenizers_are_checked() {
     assert!(json("\"vocab\":{", "\"vocab\":[").starts_with("not the file of a byte-level BPE: "));
     let words = |from, to| tokenizer("bf16", "vocab.json", from, to);
     assert_eq!(words("\"A\":", "\"中\":"), "word `中` has a character that does not encode a byte");
-    assert_eq!(words("\"A\":", "\"B\":"), "word `B` occurs twice, or shares its id with another");
+    assert_eq!(words("\"A\":", "\"B\":"), "word `B` occurs twice, or shares its id with another word");
     assert!(words(":319", ":320").ends_with("has id 320 among 320 words; expected ids without gaps"));
     assert!(words(":319", ":4294967295").contains("has id 4294967295 among 320 words; expected ids without gaps"));
     assert!(words(":319", ":318").contains("occurs twice"));

@@ -235,7 +235,7 @@ fn files_become_tokens() {
     let words = |file: PathBuf| read(&[file], Validation::Share(0.0)).unwrap_err().to_string();
     assert!(words(write("odd.bin", &[1, 0, 2])).contains("has 3 bytes"));
     assert!(words(write("far.bin", &[1, 0, 1, 1])).contains("token 257 at 1 is not in the vocabulary of 257"));
-    assert!(words(write("latin.txt", &[0xe9, 0x20])).contains("no UTF-8"));
+    assert!(words(write("latin.txt", &[0xe9, 0x20])).contains("not UTF-8"));
     assert!(words(folder.join("absent.txt")).contains("cannot read"));
     assert!(read(&[], Validation::Share(0.0)).unwrap_err().to_string().contains("no files"));
     assert!(read(&files, Validation::Share(1.0)).unwrap_err().to_string().contains("below 1"));
