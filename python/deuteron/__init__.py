@@ -1,4 +1,4 @@
-"""Kernel fusion for transformers: fused ops for PyTorch and NumPy, your own fusions, and what to fuse, in numbers.
+"""Kernel fusion for transformers: fused ops for PyTorch and NumPy, your own fusions, and a planner that says what to fuse.
 
 >>> import numpy, deuteron
 >>> x = numpy.random.default_rng(0).standard_normal((4, 8), dtype="float32")
@@ -6,9 +6,9 @@
 >>> y.shape
 (4, 8)
 
-Functions of the catalogue are in this module, `deuteron.nn` has them as modules of PyTorch, `deuteron.patch` puts them into GPT-2 of
-Hugging Face, `deuteron.register_attention` gives any of its models our attention, `deuteron.fuse` makes one of your own function, and `deuteron.analyze` says what to fuse. Nothing here loads PyTorch, and
-no GPU is touched before the first call on one.
+Functions of the catalogue are in this module; `deuteron.nn` has them as PyTorch modules, `deuteron.patch` uses them in the GPT-2 of
+Hugging Face, `deuteron.register_attention` adds our attention to any of its models, `deuteron.fuse` fuses your own function, and `deuteron.analyze` says what to fuse. Importing does not load PyTorch, and
+no GPU is used before the first call on one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ try:
     from . import _native
 except ImportError as error:
     raise ImportError(
-        "deuteron has no compiled part here: `pip install ./python` from a checkout builds it; to run the checkout itself, copy what "
+        "the compiled part of deuteron is missing: `pip install ./python` in a checkout builds it; to run the checkout itself, copy what "
         "`cargo build -p deuteron-python` builds, as CONTRIBUTING.md says"
     ) from error
 from ._memory import empty_cache, memory_stats
@@ -74,7 +74,7 @@ if not TYPE_CHECKING:
     # Hidden from checkers of types, for which every name would be there.
 
     def __getattr__(name: str) -> Any:
-        """Loads what needs PyTorch, or more time, when it is first asked for."""
+        """Loads parts that need PyTorch, or more time, on first use."""
         from importlib import import_module
 
         if name in ("nn", "trace"):

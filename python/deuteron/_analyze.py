@@ -1,4 +1,4 @@
-"""`analyze`: what to fuse in a model, on which machine, and what it is worth. Runs nothing."""
+"""`analyze`: what to fuse in a model on a machine, and the predicted gain. Runs nothing."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def analyze(
     kwargs: Optional[Mapping[str, Any]] = None,
     name: Optional[str] = None,
 ) -> Analysis:
-    """Says what to fuse in a model or a function, why, and what it is worth; runs nothing.
+    """Says what to fuse in a model or a function, why, and the predicted gain; runs nothing.
 
-    `model` is a `torch.nn.Module` or a function of torch tensors, which `torch.export` takes apart; a function under
+    `model` is a `torch.nn.Module` or a function of torch tensors, which `torch.export` traces; a function under
     `deuteron.fuse`, or one of NumPy arrays, which is traced; a graph in text form, or a path to one; or an op of the
     catalogue such as `"norm_act act=silu"`. `example_inputs` gives dtypes and shapes: a tensor, a tuple of arguments,
     or a dict of named ones. `device` is `auto`, `cpu`, `cuda`, or a machine such as `h200`. With `backward`, gradients
-    of all float inputs and weights are planned too. An operation that graphs do not have is known by its bytes alone;
+    of all float inputs and weights are planned too. An operation that graphs do not have is modelled by its bytes only;
     `Analysis.notes` names it.
 
     >>> import deuteron
@@ -48,7 +48,7 @@ def analyze(
 
 
 class Analysis:
-    """What was found: prints itself, shows itself in a notebook, and saves itself as text, JSON or a page."""
+    """The result of `analyze`: can be printed, shown in a notebook, and saved as text, JSON or a page."""
 
     def __init__(self, analysis: str, graph: str, notes: Sequence[str] = ()) -> None:
         sheet = json.loads(analysis)
@@ -63,45 +63,45 @@ class Analysis:
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence."""
+        """The verdict in one sentence."""
         return str(self._sheet["verdict"])
 
     @property
     def notes(self) -> List[str]:
-        """What to know about the answer, such as operations that are known by their bytes alone."""
+        """Notes on the analysis, such as operations that are modelled by their bytes only."""
         return list(self._sheet["notes"])
 
     @property
     def kernels(self) -> List[Dict[str, Any]]:
-        """The kernels of the chosen plan, equal ones once: `name`, `launches`, `cost`, `source`, ..."""
+        """The kernels of the chosen plan, equal ones listed once: `name`, `launches`, `cost`, `source`, ..."""
         return list(self._sheet["after"])
 
     @property
     def speedup(self) -> Optional[float]:
-        """How many times faster the chosen plan should be than the unfused one."""
+        """The predicted speed-up of the chosen plan over the unfused one."""
         plans = self._sheet["plans"]
         unfused, chosen = plans["unfused"]["us"], plans["chosen"]["us"]
         return float(unfused / chosen) if chosen > 0 else None
 
     def text(self) -> str:
-        """As the command `deuteron analyze` prints it."""
+        """The text that the command `deuteron analyze` prints."""
         from deuteron._native import analysis_text
 
         return analysis_text(json.dumps(self._sheet))
 
     def json(self) -> Dict[str, Any]:
-        """As data; `deuteron explain --schema` describes it."""
+        """The analysis as data; `deuteron explain --schema` describes it."""
         copy: Dict[str, Any] = json.loads(json.dumps(self._sheet))
         return copy
 
     def html(self) -> str:
-        """As one page that works offline."""
+        """The analysis as one HTML page that works offline."""
         from deuteron._native import analysis_html
 
         return analysis_html(json.dumps(self._sheet))
 
     def save(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Writes it as what the name ends in: `.html`, `.json`, or `.txt`."""
+        """Writes it to a file; the format follows from the name: `.html`, `.json`, or `.txt`."""
         target = Path(path)
         forms: Dict[str, Callable[[], str]] = {
             ".html": self.html,

@@ -1,8 +1,8 @@
 """An exported program of torch as a graph in text form.
 
-The program is interpreted on values: each ATen operation becomes what `deuteron.trace` writes for it. What depends on
-no input and no parameter is computed on the way, so that masks and positions are recognised by what they are. An
-operation that the text form does not have becomes `opaque`, known by the bytes it moves, and a note says so.
+The program is interpreted on values: each ATen operation becomes what `deuteron.trace` writes for it. Whatever depends on
+no input and no parameter is computed during translation, so that masks and positions are recognised by their contents. An
+operation that the text form does not have becomes `opaque`, modelled by the bytes it moves, with a note.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Translator:
         for spec, argument in zip(self.exported.graph_signature.output_specs, node.args[0]):
             value = self.known.get(argument) if isinstance(argument, torch.fx.Node) else argument
             if spec.kind.name not in ("USER_OUTPUT", "LOSS_OUTPUT"):
-                self.notes.append(f"{spec.target}: the program changes it; what is written there is left out")
+                self.notes.append(f"{spec.target}: the program changes it in place; the write is ignored")
                 continue
             kept.append((argument, value))
         names = self._output_names(len(kept))
@@ -118,7 +118,7 @@ class Translator:
             raise ValueError("expected a program whose outputs depend on its inputs")
         for (name, reason), count in self.opaque.items():
             times = "once" if count == 1 else f"{count} times"
-            self.notes.append(f"{name}, {times}: known by its bytes alone ({reason})")
+            self.notes.append(f"{name}, {times}: modelled by its bytes only ({reason})")
         text = self.trace.text([(name, value._node.result(value._index)) for name, value in outputs.items()])
         return Translation(text, self.notes)
 

@@ -1,4 +1,4 @@
-"""What models write out by hand and the text form has a name for: GELU, SiLU, RMS norm, attention."""
+"""Recognises hand-written GELU, SiLU, RMS norm and attention, which the text form has names for."""
 
 from __future__ import annotations
 

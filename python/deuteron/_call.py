@@ -1,4 +1,4 @@
-"""How a program meets its operands. `Program.__call__` takes plain tensors of torch itself; what it leaves to Python is here."""
+"""Calls of programs. `Program.__call__` handles plain torch tensors itself; the other cases are here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def program(text: str, states: tuple[str, ...] = ()) -> Program:
 
 
 def _look_for_compiler() -> bool:
-    """Whether a compiler of torch is looking. Once torch is loaded, its own function takes the place of this one, which is
+    """Whether torch.compile is tracing. Once torch is loaded, its own function replaces this one, which is
     0.1 us faster; a small call takes 5."""
     global is_compiling
     torch = sys.modules.get("torch")
@@ -38,7 +38,7 @@ is_compiling: Callable[[], bool] = _look_for_compiler
 
 
 def run(text: str, operands: Sequence[Any]) -> Sequence[Any]:
-    """Runs the program of a text on operands and gives its outputs. A compiler of torch sees one operator."""
+    """Runs the program of a text on operands and returns its outputs. torch.compile sees one operator."""
     if is_compiling() and not _are_traced(operands):
         from ._torch import compiled
 
@@ -47,12 +47,12 @@ def run(text: str, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def _are_traced(operands: Sequence[Any]) -> bool:
-    """Whether values of a trace are among them: a compiler may be looking at who traces."""
+    """Whether any of them is a value of a trace: torch.compile may be tracing the caller."""
     return traced is not None and any([isinstance(operand, traced[0]) for operand in operands])
 
 
 def general(program: Program, operands: Sequence[Any]) -> tuple[Any, ...]:
-    """Runs a program on operands that are not all plain tensors of torch, or where torch looks at calls."""
+    """Runs a program on operands that are not all plain torch tensors, or where torch intercepts calls."""
     if traced is not None and _are_traced(operands):
         return tuple(traced[1](program, operands))
     torch = sys.modules.get("torch")

@@ -1,4 +1,4 @@
-"""What this machine and this interpreter have."""
+"""The devices, libraries and packages of this machine and interpreter."""
 
 from __future__ import annotations
 

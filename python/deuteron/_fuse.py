@@ -43,20 +43,20 @@ def fuse(
 def fuse(function: Optional[Function] = None, *, name: Optional[str] = None, traces: int = 256) -> Any:
     """Runs a function of tensors as fused kernels, differentiable with torch.
 
-    The function is called once for each combination of dtypes and shapes, with values that stand for its tensors
-    (see `deuteron.trace`); what it does with them becomes a graph, whose kernels run at this and every later call.
-    Tensors may stand in tuples, lists, dicts and dataclasses. Other arguments are constants: they must be hashable, and
-    another one is another trace. What the function reads besides its arguments is read when it is traced. Parameters and
-    buffers of modules of torch that it calls, and tensors of variables around it, are captured: they are operands of every
-    call, with gradients; where one was replaced, or `train()` or `eval()` changed a module, it is traced again. Other
-    tensors must be arguments. Calls of torch that graphs do not have, such as `torch.topk` and `torch.cumsum`, run in torch between
+    The function is called once for each combination of dtypes and shapes, with values in place of its tensors
+    (see `deuteron.trace`); its operations become a graph, whose kernels run in this and every later call.
+    Tensors may be in tuples, lists, dicts and dataclasses. Other arguments are constants: they must be hashable, and
+    a new value makes a new trace. Variables besides the arguments are read when the function is traced. Parameters and
+    buffers of torch modules that it calls, and tensors in enclosing scopes, are captured: they are operands of every
+    call, with gradients; if one was replaced, or `train()` or `eval()` changed a module, the function is traced again. Other
+    tensors must be arguments. Torch functions that graphs do not have, such as `torch.topk` and `torch.cumsum`, run in torch between
     fused programs; `plan` names them, and others are refused.
-    `torch.no_grad()` and `detach()` within it end gradients; a custom `torch.autograd.Function` is refused.
+    `torch.no_grad()` and `detach()` within it stop gradients; a custom `torch.autograd.Function` is refused.
     A result that is a view of an operand in torch is a copy here, unless it is the operand itself.
-    Indices of 64 bits are computed with 32, and refused on the CPU where 32 do not hold them; floats of 64 bits are
-    computed exactly and slowly, to check against, and do not mix with others.
-    Autocast changes nothing: dtypes are those of the operands, and what the function makes of them.
-    `name` is what reports call it, `traces` how many are kept; the oldest is dropped.
+    64-bit indices are computed in 32 bits, and refused on the CPU if they do not fit; 64-bit floats are
+    computed exactly but slowly, for checks, and do not mix with other floats.
+    Autocast has no effect: dtypes are those of the operands and of casts in the function.
+    `name` is its name in reports, `traces` the number of traces kept; the oldest is dropped.
 
     >>> import numpy as np, deuteron
     >>> @deuteron.fuse
@@ -142,7 +142,7 @@ class Fused(Generic[Parameters, Returned]):
         return self._trace(self._call(arguments, keywords)).text
 
     def plan(self, *arguments: Any, device: str = "auto", **keywords: Any) -> str:
-        """What shares a kernel for such arguments, and why not more does."""
+        """The plan for such arguments: what shares a kernel, and why the rest does not."""
         call = self._call(arguments, keywords)
         traced = self._trace(call)
         return traced.described(call.types, lambda program, types: program.explain(types, device))
@@ -154,7 +154,7 @@ class Fused(Generic[Parameters, Returned]):
         return traced.described(call.types, lambda program, types: program.kernels(types, device))
 
     def clear(self) -> None:
-        """Forgets all traces: the function is called again where it was traced before."""
+        """Removes all traces, so that the function is traced again."""
         self._traced.clear()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -181,7 +181,7 @@ class Fused(Generic[Parameters, Returned]):
         types = [_type(self.name, label, *about) for label, about in zip(names, described)]
         doubles = {is_double(dtype) for (dtype, _), (word, _) in zip(described, types) if word in FLOATS}
         if len(doubles) > 1:
-            raise TypeError(f"{self.name}: expected floats of 64 bits alone, or none, got both; cast some")
+            raise TypeError(f"{self.name}: expected only 64-bit floats, or none, got both; cast some")
         longs = tuple([is_long(dtype) for dtype, _ in described])
         return Call(parts, tuple(keywords), operands, types, names, _framework(operands), True in doubles, longs, _device(operands))
 
@@ -221,7 +221,7 @@ class Call(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """All that a trace depends on."""
+        """Everything that a trace depends on."""
         if self.framework and not self.keywords and all(isinstance(part, Leaf) for part in self.parts):
             return _plain_key(self.operands)
         return self.parts, self.keywords, tuple(self.types), self.framework, self.doubles, self.longs, self.device
@@ -363,7 +363,7 @@ def _traced(name: str, function: Function, call: Call) -> Traced:
         if not isinstance(value, Value):
             raise TypeError(f"{name}: expected a function of its arguments, got a {type(value).__name__} as a result")
         if value._trace is not trace:
-            raise ValueError(f"{name}: expected results of this call, got a value that another trace left behind")
+            raise ValueError(f"{name}: expected results of this call, got a value of another trace")
         output = value._node.result(value._index)
         # An operand that is handed back is itself, and a value that is handed back twice is one output.
         if id(value._node) in places:
@@ -400,7 +400,7 @@ def _is_differentiable(node: Node) -> bool:
 
 
 def _framework(operands: Sequence[Any]) -> str:
-    """Whose dtypes the function is to see."""
+    """The framework whose dtypes the function sees."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and any(isinstance(operand, torch.Tensor) for operand in operands):
         return "torch"
@@ -432,7 +432,7 @@ def _type(name: str, label: str, dtype: Any, shape: Sequence[int]) -> Type:
 
 
 def function_name(function: Function) -> str:
-    """What reports call it."""
+    """Its name in reports."""
     name = str(getattr(function, "__name__", "function"))
     return "function" if name == "<lambda>" else name
 

@@ -1,4 +1,4 @@
-"""GPT-2 of Hugging Face on fused kernels: `patch`, `unpatch`, `patched`."""
+"""Hugging Face's GPT-2 on fused kernels: `patch`, `unpatch`, `patched`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["Report", "patch", "patched", "unpatch"]
 
 
 def patch(model: torch.nn.Module, strict: bool = False, skip_logits: bool = False) -> Report:
-    """Runs the blocks and the final norm of a Hugging Face GPT-2 as fused kernels, and its head aligned, in place.
+    """Patches a Hugging Face GPT-2 in place: its blocks and final norm run as fused kernels, and its head with aligned weights.
 
-    `model` is a `GPT2Model` or holds one: a `GPT2LMHeadModel`, another head, a wrapper of DDP or FSDP, a `PeftModel`.
-    Parameters, state dict, module types and hooks stay as they are; only the `forward` of those modules is replaced. LoRA,
-    DoRA and IA3 of peft run as part of their block, whether they are added before this or after it. What cannot be replaced
-    is left, and the report says why; with `strict` that is a `ValueError`, and nothing is changed. Patching twice changes
-    nothing.
-    Models of transformers return logits with every loss, which takes most of the memory of a step with a large
-    vocabulary. With `skip_logits` a `GPT2LMHeadModel` in training that is given labels computes the loss without them, and
+    `model` is a `GPT2Model` or contains one: a `GPT2LMHeadModel`, another head, a wrapper of DDP or FSDP, a `PeftModel`.
+    Parameters, state dict, module types and hooks are unchanged; only the `forward` of those modules is replaced. LoRA,
+    DoRA and IA3 of peft run as part of their block, whether they are added before or after patching. A module that cannot be replaced
+    is left as it is, and the report says why; with `strict` that is a `ValueError`, and nothing is changed. Patching twice has
+    no effect.
+    Transformers models return logits with every loss, which take most of the memory of a step with a large
+    vocabulary. With `skip_logits` a `GPT2LMHeadModel` in training mode with labels computes the loss without them, and
     its `logits` are None.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -54,7 +54,7 @@ def patch(model: torch.nn.Module, strict: bool = False, skip_logits: bool = Fals
         if not known:
             fresh.append((module, kind))
     if not found:
-        left.append((type(model).__name__, "it holds no GPT2Model of transformers"))
+        left.append((type(model).__name__, "it contains no GPT2Model of transformers"))
     if strict and left:
         raise ValueError("patch: cannot replace " + "; ".join(f"{name}: {reason}" for name, reason in left))
     earlier = _forwards(model)
@@ -66,7 +66,7 @@ def patch(model: torch.nn.Module, strict: bool = False, skip_logits: bool = Fals
 
 
 def unpatch(model: torch.nn.Module) -> None:
-    """Gives the modules of a patched model their own `forward` back. Of another model, nothing is changed."""
+    """Restores the original `forward` of the modules of a patched model. Other models are not changed."""
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), Patched):
             del module.forward
@@ -74,7 +74,7 @@ def unpatch(model: torch.nn.Module) -> None:
 
 @contextmanager
 def patched(model: torch.nn.Module, strict: bool = False, skip_logits: bool = False) -> Iterator[Report]:
-    """A model that is patched within a `with` block, and as before after it.
+    """Patches a model within a `with` block, and restores it afterwards.
 
     >>> from transformers import GPT2Config, GPT2Model
     >>> import deuteron
@@ -101,7 +101,7 @@ REFUSALS: Dict[Type[Patched], Callable[[torch.nn.Module], Optional[str]]] = {
 
 
 def _candidates(model: torch.nn.Module, skip_logits: bool) -> List[Tuple[str, torch.nn.Module, Type[Patched]]]:
-    """Blocks, final norms, heads whose vocabulary fills no vectors, and models whose loss is to go without logits, by name."""
+    """Blocks, final norms, heads with unaligned rows, and models whose loss skips the logits, by name."""
     found: List[Tuple[str, torch.nn.Module, Type[Patched]]] = []
     norms = {id(own.ln_f) for own in model.modules() if isinstance(own, modeling_gpt2.GPT2Model)}
     heads = {id(head) for head in map(_head, model.modules()) if head is not None and head.weight.shape[0] % ALIGNED}

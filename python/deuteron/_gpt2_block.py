@@ -39,7 +39,7 @@ REMEMBERED = 256
 
 
 class Patched:
-    """The `forward` that a module gets. It goes where the module goes: into its copies, and into files."""
+    """The `forward` of a patched module. It is copied and pickled with the module."""
 
     def __init__(self, module: nn.Module, report: Report, memo: MaskMemo) -> None:
         # The module holds this object; a reference back would keep its memory until the collector runs.
@@ -87,9 +87,9 @@ class NormForward(Patched):
 
 
 class HeadForward(Patched):
-    """Of a head over a vocabulary that fills no vectors, as that of GPT-2.
+    """The forward of a head whose vocabulary is not a multiple of the vector width, such as GPT-2's.
 
-    A product of 16 bits with rows that start anywhere is slow on a GPU: the weight is padded first. Where rows are few, the
+    A 16-bit matmul with unaligned rows is slow on a GPU, so the weight is padded first. With few rows, the
     weight is read once, and padding it would cost more.
     """
 
@@ -169,7 +169,7 @@ class BlockForward(Patched):
         if not isinstance(layer, StaticLayer) and layer.get_seq_length() == 0:
             return self.start(call, layer, mask)
         if torch.compiler.is_compiling():
-            raise Unfit("a compiler of torch over a cache that is not empty")
+            raise Unfit("torch.compile with a non-empty cache")
         if isinstance(layer, GrowingLayer) and call.differentiates(layer):
             return self.join(call, layer, mask)
         # Where a compiler gave up on what calls us, it must not begin here: what is written in place it does not see.
@@ -185,7 +185,7 @@ class BlockForward(Patched):
         return y
 
     def join(self, call: Call, layer: GrowingLayer, mask: Any) -> torch.Tensor:
-        """More tokens where a gradient is wanted: keys and values so far are operands, and all of them are results."""
+        """More tokens with gradients: earlier keys and values are operands, and all keys and values are results."""
         if call.sequence == 1:
             # Each length is a program of its own, which pays for a batch of texts and not for a text token by token.
             raise Unfit("gradients of a single token through a cache")
@@ -216,7 +216,7 @@ class BlockForward(Patched):
 
     @torch.compiler.disable
     def static_step(self, call: Call, layer: Any, mask: Any) -> torch.Tensor:
-        """Tokens of a cache of fixed size. How many it holds is known on the device alone."""
+        """Tokens with a cache of fixed size, whose length is known only on the device."""
         call.check_in_place(layer)
         if not layer.is_initialized:
             empty = call.x.new_zeros((call.batch, call.heads, 0, call.hidden // call.heads), dtype=call.compute)
@@ -233,7 +233,7 @@ class BlockForward(Patched):
         return y
 
     def mask(self, call: Call, mask: Any, keys: int, columns: int = 0) -> Tuple[Mask, Optional[torch.Tensor]]:
-        """What attention leaves out; with a cache, it has `columns` places for keys."""
+        """The mask of attention; with a cache, it has `columns` columns."""
         hidden_later = CACHED if columns else CAUSAL
         if mask is None:
             if call.implementation != "eager" or call.sequence == 1:
@@ -245,12 +245,12 @@ class BlockForward(Patched):
         sizes = (call.batch, call.heads, call.sequence, keys)
         check(mask, sizes, call.x)
         if call.implementation == "eager" and mask.dtype == torch.bool:
-            raise Unfit("eager attention under a mask of truth values, which it adds as 0 and 1")
+            raise Unfit("eager attention with a boolean mask, which it adds as 0 and 1")
         like = call.x if call.x.dtype == call.compute else call.x.new_empty((), dtype=call.compute)
         if torch.compiler.is_compiling():
             # Neither read nor remembered.
             if mask.dtype.is_floating_point and call.differentiates():
-                raise Unfit("a compiler of torch, and gradients under a float mask")
+                raise Unfit("torch.compile, and gradients with a float mask")
             return additive(mask, sizes, columns or keys, like)
         if call.implementation == "eager" and mask.dtype.is_floating_point:
             # Here even a plain causal mask is written out.
@@ -258,7 +258,7 @@ class BlockForward(Patched):
                 return hidden_later, None
         if mask.dtype.is_floating_point and call.differentiates():
             if self.memo.get(mask, "rows", lambda: hides_rows(mask)):
-                raise Unfit("gradients under a float mask that hides all keys of a query")
+                raise Unfit("gradients with a float mask that hides all keys of a query")
         key = (columns, like.dtype)
         made: Tuple[Mask, torch.Tensor] = self.memo.get(mask, key, lambda: additive(mask, sizes, columns or keys, like))
         return made
@@ -313,7 +313,7 @@ class Call:
         self.compute = _compute_dtype(x)
         self.dropout = (_p(parts.attn_dropout), _p(parts.resid_dropout), _p(parts.mlp_dropout))
         if max(self.dropout) >= 1.0:
-            raise Unfit("a dropout of everything")
+            raise Unfit("a dropout probability of 1")
         dtype = x.dtype
         for tensor in self.parameters:
             # Shards are put together before a call; other classes of tensors have rules of their own.
@@ -338,7 +338,7 @@ class Call:
         )
 
     def check_in_place(self, layer: Any) -> None:
-        """What a cache holds is written in place, where nothing can be differentiated, nor interpreted in f64."""
+        """A cache is written in place, which cannot be differentiated or interpreted in f64."""
         if self.compute == torch.float64:
             raise Unfit("a cache of torch.float64")
         if self.differentiates(layer):
@@ -355,11 +355,11 @@ class Call:
                 raise Unfit(f"a cache of class {type(tensor).__name__}")
 
     def draws(self) -> bool:
-        """Whether anything is dropped."""
+        """Whether dropout is active."""
         return any(self.dropout) or any(adapter is not None and adapter.dropouts for adapter in self.adapters)
 
     def differentiates(self, layer: Any = None) -> bool:
-        """Whether a gradient may be asked for, of the layer of a cache too."""
+        """Whether a gradient may be needed, including that of a cache layer."""
         if not torch.is_grad_enabled():
             return False
         return any(tensor.requires_grad for tensor in (self.x, *self.parameters)) or _requires_grad(layer)
@@ -406,14 +406,14 @@ def _without_cache(block: Any, kwargs: Dict[str, Any]) -> Dict[str, Any]:
 
 def _check_call(x: torch.Tensor, encoder: Optional[torch.Tensor], kwargs: Dict[str, Any]) -> None:
     if encoder is not None:
-        raise Unfit("cross attention is asked for")
+        raise Unfit("cross attention is requested")
     for name, value in kwargs.items():
         if value is None or name in HARMLESS:
             continue
         if name != "output_attentions":
             raise Unfit(f"the keyword {name}")
         if value:
-            raise Unfit("attention weights are asked for")
+            raise Unfit("attention weights are requested")
     reason = _unfit_tensor(x)
     if reason is not None:
         raise Unfit(reason)
@@ -452,7 +452,7 @@ def _layer(cache: Cache, index: int) -> Union[GrowingLayer, StaticLayer]:
     if type(cache) not in (Cache, DynamicCache, StaticCache):
         raise Unfit(f"a cache of class {type(cache).__name__}")
     if cache.offloading:
-        raise Unfit("a cache that is offloaded")
+        raise Unfit("an offloaded cache")
     if cache.layer_class_to_replicate is not None:
         while len(cache.layers) <= index:
             cache.layers.append(cache.layer_class_to_replicate())

@@ -1,4 +1,4 @@
-"""The cache of a patched GPT-2: buffers with room for more, so that a step writes its own rows and no others."""
+"""The KV cache of a patched GPT-2: buffers with spare capacity, so that a step writes only its own rows."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def loss_refusal(model: nn.Module) -> Optional[str]:
 def _unfit_head(model: Any) -> Optional[str]:
     head = model.lm_head
     if type(head) is not nn.Linear or head.bias is not None:
-        return "its head is no linear layer without a bias"
+        return "its head is not a linear layer without a bias"
     if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
         return "its head has hooks"
     if model.loss_function is not ForCausalLMLoss:
@@ -73,7 +73,7 @@ def _refusal(model: Any, bound: Dict[str, Any], others: Dict[str, Any]) -> Optio
     if isinstance(keep, torch.Tensor) or keep != 0:
         return "the keyword logits_to_keep"
     if others.get("return_dict") is False or model.config.return_dict is False:
-        return "a tuple is asked for"
+        return "a tuple is requested"
     weight = model.lm_head.weight
     if torch.is_autocast_enabled(weight.device.type):
         return "a loss under autocast"

@@ -64,5 +64,5 @@ def _refuse_hooks(name: str, part: nn.Module) -> None:
             collected: Any = output_capturing._active_collector.get()
             if not collected or not any("attentions" in key for key in collected):
                 return
-            raise Unfit("attention weights are asked for")
+            raise Unfit("attention weights are requested")
     raise Unfit(f"its {name} has a hook")

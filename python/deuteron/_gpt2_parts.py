@@ -165,7 +165,7 @@ def block_refusal(block: nn.Module) -> Optional[str]:
     """Why a block cannot be replaced."""
     known = inspect.signature(modeling_gpt2.GPT2Block.forward)
     if tuple(known.parameters) != SIGNATURE or known.return_annotation not in (torch.Tensor, "torch.Tensor"):
-        return "the GPT2Block of this version of transformers is not known"
+        return "the GPT2Block of this version of transformers is unknown"
     if not has_own_forward(block) or "forward" in block.__dict__:
         return "its forward is overridden"
     if "crossattention" in block._modules:

@@ -42,7 +42,7 @@ def settle(wrapper: Any) -> None:
     """Takes merged adapters out of the weights where all are disabled, as the forward of peft does."""
     if wrapper.disable_adapters and wrapper.merged:
         if torch.compiler.is_compiling():
-            raise Unfit("a compiler of torch, and adapters that are merged and disabled")
+            raise Unfit("torch.compile, and adapters that are merged and disabled")
         wrapper.unmerge()
 
 
@@ -72,7 +72,7 @@ def _is(layer: Any, module: str, name: str) -> bool:
 
 def _loras(name: str, wrapper: Any, around: Around) -> Tuple[Optional[Adapter], List[torch.Tensor]]:
     if not hasattr(wrapper, "lora_variant") or not LORA_MODULES.issuperset(wrapper._modules):
-        raise Unfit(f"the adapter of its {name} is of a version of peft that is not known")
+        raise Unfit(f"the adapter of its {name} is from an unknown version of peft")
     found: List[Lora] = []
     tensors: List[torch.Tensor] = []
     # The dtype that the input of the next adapter has.
@@ -98,7 +98,7 @@ def _lora(
         check_part(f"{name}'s adapter", part)
     operands = [first.weight, second.weight]
     if first.bias is not None or first.weight.shape[0] != second.weight.shape[1]:
-        raise Unfit(f"the adapter of its {name} is not of a known form")
+        raise Unfit(f"the adapter of its {name} has an unknown form")
     if second.bias is not None:
         operands.append(second.bias)
     scaling = wrapper.scaling[active]
@@ -141,7 +141,7 @@ def _p(name: str, dropout: Any) -> float:
     check_part(f"{name}'s adapter", dropout)
     p = float(dropout.p) if type(dropout) is nn.Dropout and dropout.training else 0.0
     if p >= 1.0:
-        raise Unfit("a dropout of everything")
+        raise Unfit("a dropout probability of 1")
     return p
 
 
@@ -159,9 +159,9 @@ def _magnitude(name: str, wrapper: Any, active: str, variant: Any) -> torch.Tens
     if any(not is_from_source(owner, method, getattr(owner, method)) for owner, method in methods):
         raise Unfit(f"the adapter of its {name} is overridden")
     if dora.ENABLE_DORA_CACHING and not layer.training:
-        raise Unfit("norms of DoRA that peft remembers")
+        raise Unfit("cached DoRA norms of peft")
     if not layer.fan_in_fan_out:
-        raise Unfit(f"the adapter of its {name} takes the weight for a transposed one")
+        raise Unfit(f"the adapter of its {name} treats the weight as transposed")
     weight: torch.Tensor = layer.weight
     return weight
 

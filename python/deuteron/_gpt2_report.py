@@ -1,4 +1,4 @@
-"""What was replaced in a model, what was not, and why."""
+"""The report of `patch`: what was replaced, what was not, and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Dict, List, Tuple
 
 @dataclass
 class Report:
-    """What `patch` replaced, what it left, and which calls took the original forward all the same.
+    """What `patch` replaced, what it left, and which calls fell back to the original forward.
 
     It is true if something was replaced and nothing was left.
     """
@@ -33,7 +33,7 @@ class Report:
         return "\n".join(lines)
 
     def count(self, reason: str) -> None:
-        """One more call that fell back. The first for a reason is a warning."""
+        """Counts a call that fell back. The first one per reason is a warning."""
         seen = self.fallbacks.get(reason, 0)
         self.fallbacks[reason] = seen + 1
         if seen == 0:

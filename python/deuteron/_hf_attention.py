@@ -21,10 +21,10 @@ REFUSED = ("softcap", "position_bias", "s_aux", "sinks", "cache")
 
 
 def register_attention() -> None:
-    """Makes `attn_implementation="deuteron"` known to transformers, for every model that takes its attention by name.
+    """Registers `attn_implementation="deuteron"` with transformers, for every model that selects its attention by name.
 
-    Masks are those of `sdpa`. Attention weights are not returned, as by `sdpa`; what a model asks for and this does not
-    compute (`softcap`, a position bias, attention sinks, paged caches) is a `ValueError`.
+    Masks are those of `sdpa`. As with `sdpa`, attention weights are not returned; options that are not
+    supported (`softcap`, a position bias, attention sinks, paged caches) raise a `ValueError`.
 
     >>> import deuteron, torch, transformers
     >>> deuteron.register_attention()

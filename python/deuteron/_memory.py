@@ -8,20 +8,20 @@ from . import _native
 
 
 def empty_cache() -> None:
-    """Frees the workspaces that no call has now. Programs stay compiled; the next call allocates a workspace again.
+    """Frees the workspaces that no running call uses. Programs stay compiled; the next call allocates a workspace again.
 
     Programs on the CPU share one workspace, as large as the largest of them needs. On a GPU they share one per stream, which is freed
-    once the stream has done the calls that are enqueued. A program that was captured in a CUDA graph keeps memory of its own, which goes
+    once the stream has finished the enqueued calls. A program that was captured in a CUDA graph keeps its own memory, which is freed
     with it: by `unpatch`, or with the last reference to a fused function.
     """
     _native.empty_cache()
 
 
 def memory_stats() -> Dict[str, Dict[str, int]]:
-    """What programs hold beside the tensors of their callers, for each device that was used.
+    """Memory that programs hold besides their callers' tensors, per device used.
 
-    `workspace_bytes` are allocated now, `needed_bytes` what the programs need to run, on a GPU on one stream, `programs` how many are
-    compiled for some sizes and strides.
+    `workspace_bytes` are allocated now, `needed_bytes` are needed to run the programs (on a GPU, on one stream), and `programs` is the number
+    of compiled programs.
 
     >>> import numpy, deuteron
     >>> y = deuteron.softmax(numpy.ones((4, 8), "float32"))

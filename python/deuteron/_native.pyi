@@ -129,7 +129,7 @@ def set_num_threads(threads: int) -> None:
     """At most so many threads on the CPU from now on."""
 
 def get_num_threads() -> int:
-    """How many threads a call on the CPU takes now."""
+    """The number of threads that a call on the CPU uses now."""
 
 def main(arguments: Sequence[str]) -> int:
     """The command `deuteron`; gives its exit code."""

@@ -1,4 +1,4 @@
-"""How many threads calls on the CPU take."""
+"""The number of threads of calls on the CPU."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from . import _native
 def set_num_threads(threads: int) -> None:
     """Limits the threads of calls on the CPU, in this process, from 1 to the number of cores.
 
-    Beside PyTorch, calls run on the threads of its OpenMP runtime and also keep to `torch.set_num_threads`: the smaller number
-    holds. Results do not depend on the number of threads.
+    With PyTorch loaded, calls run on the threads of its OpenMP runtime and also respect `torch.set_num_threads`: the smaller number
+    applies. Results do not depend on the number of threads.
 
-    In a forked process Deuteron goes on with threads of its own. PyTorch's own parallel operations wait forever there if the parent has run on
-    OpenMP's threads, by PyTorch or by Deuteron; `torch.set_num_threads(1)` in the child avoids that.
+    In a forked process Deuteron uses its own threads. PyTorch's parallel operations deadlock there if the parent has used
+    OpenMP threads, by PyTorch or by Deuteron; `torch.set_num_threads(1)` in the child avoids that.
 
     >>> import deuteron
     >>> deuteron.set_num_threads(1)
@@ -28,7 +28,7 @@ def set_num_threads(threads: int) -> None:
 
 
 def get_num_threads() -> int:
-    """How many threads a call on the CPU takes now."""
+    """How many threads per call on the CPU takes now."""
     return _native.get_num_threads()
 
 

@@ -335,7 +335,7 @@ def softmax(
 
 
 def attention_scores(q: Tensor, k: Tensor, mask: Mask[Tensor] = "causal", scale: Optional[float] = None) -> Tensor:
-    """`softmax(scale * q k^T + mask)`, written out: `q [.., queries, features]`, `k [.., keys, features]`, the result `[.., queries, keys]`. The scale is
+    """`softmax(scale * q k^T + mask)`, stored in memory: `q [.., queries, features]`, `k [.., keys, features]`, the result `[.., queries, keys]`. The scale is
     `1 / sqrt(features)` unless one is given, `mask` as in `attention`.
 
     >>> import numpy, deuteron
@@ -465,10 +465,10 @@ def attention(
     scale: Optional[float] = None,
 ) -> Tensor:
     """`dropout(softmax(scale * q k^T + mask)) v` over `[batch, heads, sequence, features]`. Keys and values may have fewer heads, each
-    shared by as many heads of queries; the scale is `1 / sqrt(features)` unless one is given.
+    shared by equally many query heads; the scale is `1 / sqrt(features)` unless one is given.
 
     `mask` is `"causal"` (query `i` sees the keys up to `i`, as torch's `is_causal`), `"causal_from_end"` (the last query sees all keys:
-    different if there are more keys than queries), `"full"` or None, booleans (true: attend) or floats that are added.
+    it differs if there are more keys than queries), `"full"` or None, booleans (true: attend) or floats that are added.
     A query that may see no key gives zeros.
 
     >>> import numpy, deuteron
@@ -562,8 +562,8 @@ def linear_cross_entropy(
     """Cross entropy of `x weight^T` against `targets`, and its gradient, without the logits in memory. `x [rows, hidden]`,
     `weight [classes, hidden]`, `targets [rows]`. `reduction` is "mean", "sum" or "none", which gives a loss per row. A row
     whose target is `ignore_index` has no loss, and the mean leaves it out. `class_weights [classes]` weigh the losses and their mean as
-    those of `torch.nn.functional.cross_entropy`; `z_loss` adds so much of `logsumexp(logits)^2` per row, its mean over the rows that
-    count. A target that is no class is an `IndexError`, which a later call raises on a Hopper GPU; other GPUs do not look.
+    those of `torch.nn.functional.cross_entropy`; `z_loss` is the factor of `logsumexp(logits)^2` per row, averaged over the rows that
+    count. A target out of range is an `IndexError`, which a later call raises on a Hopper GPU; other GPUs do not check.
 
     >>> import numpy, deuteron
     >>> x, weight = numpy.ones((2, 4), "float32"), numpy.eye(3, 4, dtype="float32")

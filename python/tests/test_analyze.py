@@ -225,8 +225,8 @@ def test_what_graphs_do_not_have_is_opaque_and_noted(torch: Any) -> None:
     assert "f32[4,8] name=aten.cumsum flops=0 bytes=256\n" in analysis.graph
     assert "f32[4,8] name=aten.cos flops=32 bytes=256 elementwise\n" in analysis.graph
     assert [note for note in analysis.notes if note.startswith("aten.")] == [
-        "aten.cumsum, once: known by its bytes alone (not in the text form)",
-        "aten.cos, once: known by its bytes alone (not in the text form)",
+        "aten.cumsum, once: modelled by its bytes only (not in the text form)",
+        "aten.cos, once: modelled by its bytes only (not in the text form)",
     ]
     assert "aten.cumsum, once" in analysis.text()
 

@@ -166,7 +166,7 @@ def test_eager_attention_with_padding() -> None:
         torch.testing.assert_close(ours, model(ids, attention_mask=padded(ids)).logits, rtol=1e-4, atol=1e-4)
     with deuteron.patched(model) as report:
         model(ids, attention_mask=padded(ids), labels=ids)
-    assert report.fallbacks == {"gradients under a float mask that hides all keys of a query": 1}
+    assert report.fallbacks == {"gradients with a float mask that hides all keys of a query": 1}
 
 
 def test_masks_of_the_caller() -> None:
@@ -521,7 +521,7 @@ def test_a_compiler_over_a_cache_falls_back() -> None:
         compiled(ids[:, :8], past_key_values=cache)
         found = compiled(ids[:, 8:], past_key_values=cache).logits[:, -1]
     torch._dynamo.reset()
-    assert list(report.fallbacks) == ["a compiler of torch over a cache that is not empty"]
+    assert list(report.fallbacks) == ["torch.compile with a non-empty cache"]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -586,16 +586,16 @@ def test_the_report() -> None:
         hidden = model(tokens(), output_hidden_states=True).hidden_states
         assert len(hidden) == 3 and report.fallbacks == {}
         model(tokens(), output_attentions=True)
-        assert report.fallbacks == {"attention weights are asked for": 2}
+        assert report.fallbacks == {"attention weights are requested": 2}
         model(tokens())
-    assert report.fallbacks == {"attention weights are asked for": 2}
-    assert "2x attention weights are asked for" in str(report)
+    assert report.fallbacks == {"attention weights are requested": 2}
+    assert "2x attention weights are requested" in str(report)
 
 
 def test_falling_back_is_a_warning() -> None:
     model = tiny()
     deuteron.patch(model)
-    with pytest.warns(RuntimeWarning, match="attention weights are asked for"):
+    with pytest.warns(RuntimeWarning, match="attention weights are requested"):
         model(tokens(), output_attentions=True)
 
 
@@ -622,7 +622,7 @@ def test_what_cannot_be_replaced_is_told(changes: Dict[str, Any], reason: str) -
 
 def test_models_of_another_kind_are_told() -> None:
     report = deuteron.patch(torch.nn.Linear(2, 2))
-    assert not report and report.left == [("Linear", "it holds no GPT2Model of transformers")]
+    assert not report and report.left == [("Linear", "it contains no GPT2Model of transformers")]
     with pytest.raises(ValueError, match="no GPT2Model"):
         deuteron.patch(torch.nn.Linear(2, 2), strict=True)
     with pytest.raises(TypeError, match="torch.nn.Module"):
@@ -735,7 +735,7 @@ def test_a_loss_that_needs_logits_falls_back() -> None:
         assert len(model(ids, labels=ids, return_dict=False)) > 1
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert model(ids, labels=ids).logits is not None
-    assert report.fallbacks == {"the keyword logits_to_keep": 1, "a tuple is asked for": 1, "a loss under autocast": 1}
+    assert report.fallbacks == {"the keyword logits_to_keep": 1, "a tuple is requested": 1, "a loss under autocast": 1}
     model.loss_function = lambda *words, **named: torch.zeros(())
     assert deuteron.patch(model, skip_logits=True).left == [
         ("GPT2LMHeadModel", "its loss is not that of causal language models")

@@ -197,4 +197,4 @@ def test_a_mask_of_truth_values_that_eager_attention_adds() -> None:
         with deuteron.patched(model, strict=True) as report:
             got = model(ids, attention_mask=seen).logits
     assert close(got, expected)
-    assert report.fallbacks == {"eager attention under a mask of truth values, which it adds as 0 and 1": 2}
+    assert report.fallbacks == {"eager attention with a boolean mask, which it adds as 0 and 1": 2}

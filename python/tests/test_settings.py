@@ -59,4 +59,4 @@ def test_a_checkout_that_is_not_built_says_so(tmp_path: Path) -> None:
     package = Path(deuteron.__file__).parent
     shutil.copytree(package, tmp_path / "deuteron", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     ran = subprocess.run([sys.executable, "-c", "import deuteron"], cwd=tmp_path, capture_output=True, encoding="utf-8")
-    assert ran.returncode == 1 and "ImportError: deuteron has no compiled part here: `pip install ./python`" in ran.stderr
+    assert ran.returncode == 1 and "ImportError: the compiled part of deuteron is missing: `pip install ./python`" in ran.stderr

@@ -18,7 +18,7 @@ pub const SHORT: Duration = Duration::from_secs(180);
 /// For PyTorch with the libraries it brings, some gigabytes, while both cores compile.
 pub const LONG: Duration = Duration::from_secs(900);
 
-/// Set when nobody waits for downloads any more.
+/// Set when downloads are no longer needed.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
 /// Commands that run now.

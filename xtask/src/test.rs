@@ -203,7 +203,7 @@ mod tests {
 
     use super::*;
 
-    /// A file that no `mod` names is not compiled, and nobody says so.
+    /// A file without a `mod` declaration is silently not compiled.
     #[test]
     fn every_file_of_tests_belongs_to_the_program_of_its_crate() {
         let crates = fs::read_dir(root().unwrap().join("crates")).unwrap();

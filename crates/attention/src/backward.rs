@@ -1,4 +1,4 @@
-//! The gradient of attention: whether a chain fits the kernel that computes scores again, and how it is lowered.
+//! The gradient of attention: whether the kernel that recomputes scores supports a chain, and its lowering.
 
 use deuteron_codegen::argument::{ArgBinding, Argument, saturating_elements};
 use deuteron_plan::{AttentionGradientLink, AttentionRequest, Draft};
@@ -6,10 +6,10 @@ use deuteron_plan::{AttentionGradientLink, AttentionRequest, Draft};
 use super::fit::{Sharing, fit_layouts, read};
 use super::kernel::{AttentionKernel, AttentionOperand, AttentionResult, AttentionShape};
 
-/// What an argument of the gradient is.
+/// The role of an argument of the gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BackwardOperand {
-    /// what attention read
+    /// an operand of attention
     Operand(AttentionOperand),
     /// the gradient of the result
     ResultGradient,
@@ -33,8 +33,8 @@ impl AttentionKernel {
 /// The gradient of attention and the values it reads and makes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GradientFit {
-    /// the attention; heads are a group where gradients of keys and values are summed over it, and else every head has keys of its own, at a
-    /// stride of 0 where they are shared
+    /// the attention; its heads form groups if gradients of keys and values are summed over a group, otherwise every head has its own keys, at
+    /// a stride of 0 if they are shared
     pub kernel: AttentionKernel,
     /// the run-time half; strides of the result are those of its gradient
     pub shape: AttentionShape,
@@ -42,7 +42,7 @@ pub struct GradientFit {
     pub link: AttentionGradientLink,
 }
 
-/// The gradient of attention, if its operands lie so that the kernel takes them.
+/// The gradient of attention, if the kernel supports the layout of its operands.
 pub(super) fn fit(draft: &Draft, link: &AttentionGradientLink) -> Option<GradientFit> {
     let (graph, request) = (draft.graph, &link.request);
     let placed = draft.placement.get(link.result_gradient)?;
@@ -96,7 +96,7 @@ pub struct LoweredBackward {
 }
 
 impl LoweredBackward {
-    /// What a device has to know of its arguments.
+    /// Its arguments, as a device needs them.
     pub fn arguments(&self) -> Vec<Argument> {
         let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
         let key_heads = heads / self.kernel.group.max(1);

@@ -1,7 +1,7 @@
-//! Attention and the projection of its result: a matmul with a weight, and row work on the sums, as bias, residual and norm.
+//! Attention and the projection of its result: a matmul with a weight, and row work on its accumulators, such as bias, residual and norm.
 //!
-//! Attention and its result are those of [`super`], the product and what follows it those of [`deuteron_matmul`], but that the work may
-//! need whole rows. The result of attention lies in memory of the kernel, in the dtype of attention. A fused plan gives the bits of an
+//! Attention and its result are those of [`super`], the matmul and its epilogue those of [`deuteron_matmul`], except that the row work may
+//! need whole rows. The result of attention is in the kernel's workspace, in the dtype of attention. A fused plan gives the bits of an
 //! unfused one.
 
 use deuteron_codegen::argument::{ArgBinding, Argument};
@@ -23,9 +23,9 @@ use super::rows::is_row_work;
 pub struct AttentionBlock<T> {
     /// attention, its result the left operand of the matmul
     pub attention: AttentionKernel,
-    /// the matmul, without a head, and what follows it
+    /// the matmul, without a prologue, and its epilogue
     pub product: Matmul<T>,
-    /// what follows it, where that is just a bias, a residual and a norm
+    /// the epilogue, if it is just a bias, a residual and a norm
     pub norm: Option<AddNorm>,
 }
 
@@ -35,7 +35,7 @@ impl<T> AttentionBlock<T> {
         AttentionBlock { attention: self.attention, product: self.product.map(make), norm: self.norm }
     }
 
-    /// How many arguments are attention's: all but its result.
+    /// Number of attention's arguments: all except its result.
     pub fn operands(&self) -> usize {
         self.attention.operands().len() - 1
     }
@@ -44,13 +44,13 @@ impl<T> AttentionBlock<T> {
 /// Attention, its projection and the row work on that.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockFit<'a> {
-    /// attention; its result is no buffer
+    /// attention; its result is not a buffer
     pub attention: AttentionFit,
     /// one matmul, and the row work on its sums
     pub projection: MatmulFit<'a>,
 }
 
-/// Attention, a matmul of its result and a weight, and row work on that, if a kernel takes them together.
+/// Attention, a matmul of its result and a weight, and row work on that, if a kernel supports them together.
 pub(super) fn fit<'a>(
     draft: &Draft,
     link: &AttentionLink,
@@ -89,20 +89,20 @@ pub struct LoweredAttentionBlock {
     pub launch: AttentionBlockLaunch,
 }
 
-/// What is known of attention with a projection at run time.
+/// The run-time parameters of attention with a projection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionBlockLaunch {
-    /// operands of attention but for its result, then the arguments of the matmul but for that result
+    /// operands of attention without its result, then the arguments of the matmul without that result
     pub args: Vec<ArgBinding>,
     /// strides of the result are those that the matmul reads
     pub attention: AttentionShape,
     /// the matmul; its result row after row
     pub product: MatmulShape,
-    /// (divide, modulo) of each launch axis of what follows
+    /// (divide, modulo) of each launch axis of the row work
     pub axes: Vec<(usize, usize)>,
 }
 
-/// Lowers attention, its projection and what follows.
+/// Lowers attention, its projection and the row work.
 pub(crate) fn lower(draft: &Draft, fit: BlockFit) -> LoweredAttentionBlock {
     let BlockFit { attention, projection } = fit;
     let LoweredMatmul { product, launch } = lower_matmul(draft, projection);
@@ -119,7 +119,7 @@ pub(crate) fn lower(draft: &Draft, fit: BlockFit) -> LoweredAttentionBlock {
 }
 
 impl AttentionBlockLaunch {
-    /// The launch of the matmul alone, whose left operand is what attention stores in memory of the kernel.
+    /// The launch of the matmul alone, whose left operand is attention's result in the workspace.
     pub(crate) fn matmul_launch<T>(&self, kernel: &AttentionBlock<T>) -> MatmulLaunch {
         let left = self.args[0].internal(kernel.attention.dtype);
         let args = [left].into_iter().chain(self.args[kernel.operands()..].iter().cloned()).collect();
@@ -128,7 +128,7 @@ impl AttentionBlockLaunch {
 }
 
 impl<T: RowArguments> AttentionBlock<T> {
-    /// What a device has to know of the arguments of a launch.
+    /// The arguments of a launch, as a device needs them.
     pub fn arguments(&self, launch: &AttentionBlockLaunch) -> Vec<Argument> {
         let operands = self.attention.operands()[..self.operands()].iter().zip(&launch.args);
         let attention = operands.map(|(&op, arg)| Argument::new(arg, self.attention.reach(&launch.attention, op)));

@@ -1,7 +1,7 @@
-//! A chain that begins with attention, as kernels take it.
+//! A chain that starts with attention, as input of kernels.
 //!
 //! The planner found the chain and its operands; here their layouts and types are checked. Scores and probabilities stay in `f32` and
-//! inside: a group that hands them out does not fit, unless probabilities are all that the call is for.
+//! inside: a group that returns them is not supported, unless the call computes only probabilities.
 
 use deuteron_plan::{AttentionLink, Draft, Link};
 
@@ -11,7 +11,7 @@ use super::fit::{AttentionFit, fit_link};
 use super::kernel::AttentionResult;
 use super::rows::{self, RowsFit};
 
-/// A chain that begins with attention, as kernels take it.
+/// A chain that starts with attention, as input of kernels.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fit<'a> {
     /// attention or its probabilities
@@ -24,7 +24,7 @@ pub enum Fit<'a> {
     Gradient(GradientFit),
 }
 
-/// The attention of a draft, if its operands lie so that a kernel takes them.
+/// The attention of a draft, if a kernel supports the layout of its operands.
 pub fn fit<'a>(draft: &Draft<'a>) -> Option<Fit<'a>> {
     let chain = draft.structure.chain()?;
     match chain.links.as_slice() {

@@ -1,4 +1,4 @@
-//! Whether the operands of attention lie so that a kernel takes them, and its arguments.
+//! Whether a kernel supports the layout of attention's operands, and its arguments.
 
 use deuteron_codegen::argument::ArgBinding;
 use deuteron_graph::{Dtype, Mask, NodeId, Op};
@@ -18,11 +18,11 @@ pub struct AttentionFit {
     pub shape: AttentionShape,
     /// its operands
     pub request: AttentionRequest,
-    /// what is stored, or handed on
+    /// its result, stored or passed on
     pub result: NodeId,
 }
 
-/// Attention of a link, whatever becomes of its result.
+/// Attention of a link, independent of the use of its result.
 pub(super) fn fit_link(draft: &Draft, link: &AttentionLink, wanted: AttentionResult) -> Option<AttentionFit> {
     let (request, result) = (link.request, link.result()?);
     let written = match result == link.output {
@@ -33,16 +33,16 @@ pub(super) fn fit_link(draft: &Draft, link: &AttentionLink, wanted: AttentionRes
     Some(AttentionFit { kernel, shape, request, result })
 }
 
-/// What becomes of heads that share keys and values.
+/// The treatment of heads that share keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sharing {
     /// they are a group
     Groups,
-    /// each reads what lies at a stride of 0
+    /// each reads its keys at a stride of 0
     Alone,
 }
 
-/// The kernel of a request whose result lies as given, if its operands lie so that there is one.
+/// The kernel of a request with the given result layout, if the layout of its operands is supported.
 pub(super) fn fit_layouts(
     draft: &Draft,
     request: &AttentionRequest,
@@ -148,7 +148,7 @@ pub(super) fn read(draft: &Draft, value: NodeId) -> ArgBinding {
     ArgBinding::whole(draft.graph, placed.base, placed.layout.offset, false)
 }
 
-/// How the output lies in the buffer of a copy of it: the copy's axes are the output's in another order, neighbours of which may be one.
+/// The layout of the output in the buffer of its copy, whose axes are those of the output in another order; neighbouring axes may be merged.
 fn reordered(draft: &Draft, output: NodeId, copy: NodeId) -> Option<Layout> {
     let node = draft.graph.node(copy);
     let &[input] = node.inputs.as_slice() else { return None };
@@ -194,7 +194,7 @@ struct Axis {
 impl Axis {
     const ONE: Axis = Axis { size: 1, strides: [0; 5] };
 
-    /// Whether an operand goes on where `inner` ends.
+    /// Whether an operand continues where `inner` ends.
     fn continues(&self, inner: &Axis, operand: usize) -> bool {
         self.strides[operand] == inner.strides[operand] * inner.size
     }
@@ -212,7 +212,7 @@ impl Split {
     const EMPTY: Split = Split { batch: Axis { size: 0, ..Axis::ONE }, head: Axis::ONE, group: 1 };
 }
 
-/// Merges axes that follow each other in every operand; `None` where more than two are left. The first axis is kept as the
+/// Merges axes that are contiguous in every operand; `None` if more than two are left. The first axis is kept as the
 /// sequences if those are `told_apart`.
 fn split(sizes: &[usize], layouts: [&Layout; 5], sharing: Sharing, told_apart: bool) -> Option<Split> {
     let axis = |at: usize| Axis { size: sizes[at], strides: layouts.map(|layout| layout.strides[at]) };

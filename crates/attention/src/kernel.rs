@@ -1,11 +1,11 @@
-//! What kernels of attention take: the compile-time half, sizes and strides, arguments.
+//! The input of attention kernels: the compile-time half, sizes and strides, arguments.
 
 use deuteron_codegen::argument::{ArgBinding, Argument, strided_reach};
 use deuteron_graph::Dtype;
 
 use super::{Attention, Dropout};
 
-/// Attention: what is known of it before its sizes.
+/// The compile-time parameters of attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionKernel {
     /// storage type of queries and result
@@ -18,15 +18,15 @@ pub struct AttentionKernel {
     pub group: usize,
     /// factor of the scores
     pub scale: f32,
-    /// what is left out
+    /// the mask
     pub mask: AttentionMask,
     /// dropout of the probabilities
     pub dropout: Option<DropoutRule>,
-    /// what is stored
+    /// the kind of result
     pub result: AttentionResult,
 }
 
-/// What attention stores.
+/// The result of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttentionResult {
     /// probabilities times values: a row of the width for each query
@@ -35,20 +35,20 @@ pub enum AttentionResult {
     Probabilities,
 }
 
-/// What attention leaves out.
+/// The mask of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttentionMask {
     /// nothing
     Full,
     /// keys beyond the query's position, counted from the end
     Causal,
-    /// what an argument of this type, added to the scores, makes small
+    /// keys hidden by an argument of this type that is added to the scores
     Additive(Dtype),
-    /// keys beyond the query's position, an argument giving that of each sequence's first query
+    /// keys beyond the query's position, with an argument for the position of each sequence's first query
     Cached,
 }
 
-/// Which probabilities are dropped, but for the seed.
+/// Which probabilities are dropped, without the seed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DropoutRule {
     /// share of dropped elements
@@ -57,7 +57,7 @@ pub struct DropoutRule {
     pub offset: u32,
 }
 
-/// What an argument of attention is.
+/// The role of an argument of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttentionOperand {
     /// queries
@@ -134,7 +134,7 @@ impl AttentionKernel {
         }
     }
 
-    /// In words.
+    /// As text.
     pub fn describe(&self) -> String {
         let mask = match self.mask {
             AttentionMask::Full => "",
@@ -154,7 +154,7 @@ impl AttentionKernel {
     }
 }
 
-/// Sizes and strides of a launch of attention. Elements of a head, and keys of a mask, follow each other.
+/// Sizes and strides of a launch of attention. Elements of a head, and keys of a mask, are contiguous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionShape {
     /// sequences
@@ -200,7 +200,7 @@ pub struct LoweredAttention {
 }
 
 impl LoweredAttention {
-    /// What a device has to know of its arguments.
+    /// Its arguments, as a device needs them.
     pub fn arguments(&self) -> Vec<Argument> {
         let operands = self.kernel.operands().iter().zip(&self.args);
         operands.map(|(&operand, arg)| Argument::new(arg, self.kernel.reach(&self.shape, operand))).collect()
@@ -208,7 +208,7 @@ impl LoweredAttention {
 }
 
 impl AttentionKernel {
-    /// Elements from its first one on that an operand reaches.
+    /// The reach of an operand in elements from its first one.
     pub fn reach(&self, shape: &AttentionShape, operand: AttentionOperand) -> usize {
         let &AttentionShape { batch, heads, queries, keys, .. } = shape;
         let key_heads = self.sized(shape, 0).kv_heads;

@@ -4,14 +4,14 @@
 //!
 //! - Shapes: `q, o, do, dq: [batch, heads, queries, width]`, `k, v, dk, dv: [batch, kv_heads, keys, width]`; head `h` reads
 //!   key head `h / (heads / kv_heads)`. `logsumexp: f32[batch, heads, queries]`. Any strides, `width` contiguous.
-//! - Of `keys` the first `used` count, a number given at run time; what lies beyond is not read. Causal: query `i` sees
+//! - Of `keys` the first `used` are in use, a number given at run time; the others are not read. Causal: query `i` sees
 //!   keys `j <= i + used - queries`. In a cache each sequence has a number of its own: `used = position + queries`, where
 //!   `position` is that of its first query.
 //! - An additive mask is read at `[batch, head, query, key]`, keys contiguous; a stride of 0 repeats.
 //! - Dropout: Philox under key `(seed, offset)`, element index `((batch * heads + head) * queries + query) * keys + key`.
 //!   The sum of the softmax is over all probabilities, kept or not.
 //! - Keys and values may be stored in another type than the rest, as in a cache; backward takes one type.
-//! - Numbers: products and sums in `f32`, in an order that sizes and instruction set alone decide. With AMX a bf16 kernel, and
+//! - Numbers: products and sums in `f32`, in an order that depends only on sizes and instruction set. With AMX a bf16 kernel, and
 //!   on a GPU's matrix units (there ties to even) a bf16 or f16 one, rounds the probabilities (before the division by their sum, after dropout) to its storage, ties away from 0, for their
 //!   product with `v`; nothing else is rounded before the result. Backward never rounds them, but on a GPU's
 //!   matrix units, where also the slopes of scores are rounded for the products with `q` and `k`.
@@ -24,7 +24,7 @@
 //!   range of keys.
 //! - Limits: `width` in 1..=256.
 //!
-//! `unsafe` is in `cpu` and its tests alone.
+//! `unsafe` is only in `cpu` and its tests.
 #![deny(unsafe_code)]
 
 pub mod backward;
@@ -52,7 +52,7 @@ pub use rows::AttentionRows;
 /// The largest width.
 pub const MAX_WIDTH: usize = 256;
 
-/// What is computed: with the length in use, all that decides the bits.
+/// The computation: with the length in use, everything that determines the bits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
     /// Storage of `q`, `o` and gradients: `F32`, `F16` or `Bf16`.
@@ -96,7 +96,7 @@ impl Attention {
         self.heads / self.kv_heads
     }
 
-    /// Why no kernel takes it, if none does.
+    /// Why kernels do not support it, if so.
     pub fn refusal(&self) -> Option<&'static str> {
         let stored = |dtype: Dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16);
         let dropped = self.dropout.is_none_or(|dropout| (0.0..=1.0).contains(&dropout.probability));

@@ -1,6 +1,6 @@
-//! A residual and a norm after attention or its projection, where that is all: `s = residual + (x + bias)`, `y = norm(s)`.
+//! A residual and a norm after attention or its projection, without other work: `s = residual + (x + bias)`, `y = norm(s)`.
 //!
-//! A kernel that computes rows in parts can do this by hand, as it knows which numbers of a row the parts have to tell each other. Other
+//! A kernel that computes rows in parts implements this by hand, because it knows which statistics the parts must exchange. Other
 //! row work stays a body.
 
 use deuteron_codegen::argument::ArgBinding;
@@ -16,15 +16,15 @@ pub struct AddNorm {
     pub eps: f64,
     /// storage type of the norm's weights
     pub weights: Dtype,
-    /// added to every row first, one row for all; none where there is no projection or it has no bias
+    /// the bias, added to every row first; none without a projection or a bias
     pub added: Option<usize>,
-    /// what the rows are added to
+    /// the residual
     pub residual: usize,
     /// factors of the norm
     pub weight: usize,
-    /// what the norm adds
+    /// shift of the norm
     pub bias: Option<usize>,
-    /// the sum, where it is stored
+    /// the sum, if it is stored
     pub sum: Option<usize>,
     /// the normed rows
     pub result: usize,
@@ -40,7 +40,7 @@ pub enum NormKind {
 }
 
 impl AddNorm {
-    /// The epilogue of a draft as a residual and a norm, or `None` where it is more, less or of another type than the value it
+    /// The epilogue of a draft as a residual and a norm, or `None` if it is anything else or has another dtype than the value it
     /// follows. Arguments are found among `args`, from position `from` on.
     pub(crate) fn fit(draft: &Draft, args: &[ArgBinding], from: usize) -> Option<AddNorm> {
         let (graph, placement) = (draft.graph, draft.placement);

@@ -1,7 +1,7 @@
-//! Attention with row work on its result: residual, norm, anything that a row kernel does.
+//! Attention with row work on its result: residual, norm, or any other work of a row kernel.
 //!
-//! The work is a row body like any other, but for one argument: attention's result, whose rows lie in memory of the kernel, in the
-//! dtype of attention, and are worked on as soon as their last head is done. A fused plan gives the bits of an unfused one.
+//! The work is a row body like any other, except for one argument: attention's result, whose rows are in the kernel's workspace, in the
+//! dtype of attention, and are processed as soon as their last head is finished. A fused plan gives the bits of an unfused one.
 
 use deuteron_codegen::argument::{ArgBinding, Argument, saturating_elements};
 use deuteron_codegen::body::Body;
@@ -14,16 +14,16 @@ use super::fit::{AttentionFit, arguments, fit_link};
 use super::kernel::{AttentionKernel, AttentionOperand, AttentionResult, AttentionShape};
 use super::norm::AddNorm;
 
-/// Attention, and the work on its rows as a body or as what the body became.
+/// Attention, and the work on its rows as a body or in lowered form.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionRows<T> {
-    /// attention, its result handed on
+    /// attention, its result passed on
     pub attention: AttentionKernel,
-    /// what follows, its columns heads side by side
+    /// the epilogue, its columns heads side by side
     pub epilogue: T,
     /// which of its arguments is the result of attention
     pub result: usize,
-    /// the epilogue, where it is just a residual and a norm
+    /// the epilogue, if it is just a residual and a norm
     pub norm: Option<AddNorm>,
 }
 
@@ -33,7 +33,7 @@ impl<T> AttentionRows<T> {
         AttentionRows { attention: self.attention, epilogue: make(self.epilogue), result: self.result, norm: self.norm }
     }
 
-    /// How many arguments are attention's: all but its result.
+    /// Number of attention's arguments: all except its result.
     pub fn operands(&self) -> usize {
         self.attention.operands().len() - 1
     }
@@ -42,20 +42,20 @@ impl<T> AttentionRows<T> {
 /// Attention and the row work that follows it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RowsFit<'a> {
-    /// attention; its result is no buffer
+    /// attention; its result is not a buffer
     pub attention: AttentionFit,
-    /// what follows, in order
+    /// the epilogue, in order
     pub rows: &'a [NodeId],
 }
 
-/// Attention and row work on its result, if a kernel takes both.
+/// Attention and row work on its result, if a kernel supports both.
 pub(super) fn fit<'a>(draft: &Draft, link: &AttentionLink, epilogue: &'a Side) -> Option<RowsFit<'a>> {
     let (graph, rows) = (draft.graph, epilogue.nodes.as_slice());
     if !draft.outputs.iter().all(|id| rows.contains(id)) {
         return None;
     }
     let attention = fit_link(draft, link, AttentionResult::Values)?;
-    // Where heads lie side by side without a copy, only those who read them say how long a row is.
+    // If heads are side by side without a copy, only their readers determine the row length.
     let first = node_space(graph, *rows.first()?);
     let space = rows.iter().try_fold(first, |space, &id| space.join(node_space(graph, id)))?;
     let in_rows = graph.node(attention.result).shape.elements() == space.rows * space.cols;
@@ -64,8 +64,8 @@ pub(super) fn fit<'a>(draft: &Draft, link: &AttentionLink, epilogue: &'a Side) -
     taken.then_some(RowsFit { attention, rows })
 }
 
-/// Whether nodes are row work over a space on a value that they read in order, and on nothing else that the kernel makes before
-/// them.
+/// Whether nodes are row work over a space on a value that they read in order, and on no other earlier result of the
+/// kernel.
 pub(super) fn is_row_work(draft: &Draft, nodes: &[NodeId], value: NodeId, space: Space) -> bool {
     let (graph, placement, Space { rows, cols }) = (draft.graph, draft.placement, space);
     let gone = |base: NodeId| draft.nodes.contains(&base) && !nodes.contains(&base);
@@ -97,8 +97,8 @@ pub(super) fn is_row_work(draft: &Draft, nodes: &[NodeId], value: NodeId, space:
 }
 
 impl AttentionKernel {
-    /// Heads that lie side by side in a row of so many columns, where blocks of heads are whole rows of the result, queries
-    /// that follow each other are rows that do, and a task that decodes gives whole rows.
+    /// Number of heads side by side in a row of this many columns, if blocks of heads are whole rows of the result, consecutive queries
+    /// are consecutive rows, and a decoding task computes whole rows.
     pub fn joined(&self, shape: &AttentionShape, cols: usize) -> Option<usize> {
         let &AttentionShape { batch, heads, queries, o, .. } = shape;
         let joined = cols.checked_div(self.width).filter(|&joined| joined * self.width == cols && joined > 0)?;
@@ -125,18 +125,18 @@ pub struct LoweredAttentionRows {
     pub launch: AttentionRowsLaunch,
 }
 
-/// What is known of attention with row work at run time.
+/// The run-time parameters of attention with row work.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionRowsLaunch {
-    /// operands of attention but for its result, then the arguments of what follows but for that result
+    /// operands of attention without its result, then the arguments of the row work without that result
     pub args: Vec<ArgBinding>,
-    /// strides of the result are those of the rows that follow
+    /// strides of the result are those of the row work's rows
     pub shape: AttentionShape,
-    /// (divide, modulo) of each launch axis of what follows
+    /// (divide, modulo) of each launch axis of the row work
     pub axes: Vec<(usize, usize)>,
 }
 
-/// Lowers attention and the row work that follows it.
+/// Lowers attention and the row work after it.
 pub fn lower(draft: &Draft, fit: RowsFit) -> LoweredAttentionRows {
     let RowsFit { attention, rows } = fit;
     let LoweredRows { body, launch: RowLaunch { args: row_args, axes, .. } } =
@@ -153,13 +153,13 @@ pub fn lower(draft: &Draft, fit: RowsFit) -> LoweredAttentionRows {
 }
 
 impl<T: RowArguments> AttentionRows<T> {
-    /// The argument of what follows, by its position in the launch.
+    /// An argument of the row work, by its position in the launch.
     pub fn epilogue_argument(&self, position: usize) -> usize {
         let at = position - self.operands();
         at + usize::from(at >= self.result)
     }
 
-    /// What a device has to know of the arguments of a launch over rows of so many columns.
+    /// The arguments of a launch over rows of this many columns, as a device needs them.
     pub fn arguments(&self, launch: &AttentionRowsLaunch, cols: usize) -> Vec<Argument> {
         let AttentionRowsLaunch { args, shape, .. } = launch;
         let joined = cols / self.attention.width.max(1);

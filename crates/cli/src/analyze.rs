@@ -18,7 +18,7 @@ use crate::show;
 use crate::tuning_file::Choice;
 use crate::{Outcome, device, machine_file, stored_file};
 
-/// Words of the command.
+/// Arguments of the command.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -30,7 +30,7 @@ pub struct Arguments {
     /// listed, if it differs from the chosen one
     #[arg(long)]
     conceivable: bool,
-    /// TOML file with the weights and thresholds of the score sheet: [weights], [thresholds] and fuse_from, the score from which the verdict is to fuse
+    /// TOML file with the weights and thresholds of the score sheet: [weights], [thresholds] and fuse_from, the lowest score whose verdict is FUSE
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
     /// Operations that must share a kernel: a,b; may be repeated
@@ -108,7 +108,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     Ok(Outcome::of(violations.is_empty()))
 }
 
-/// Where the page and the picture go, if they are wanted.
+/// Where to write the page and the picture, if requested.
 #[derive(Args)]
 pub struct PageArguments {
     /// Write the report as one page that works offline; `fuse` puts predicted beside measured
@@ -120,7 +120,7 @@ pub struct PageArguments {
 }
 
 impl PageArguments {
-    /// Writes what is wanted.
+    /// Writes the requested files.
     pub fn write(&self, analysis: &Analysis) -> Result<()> {
         let write = |path: &PathBuf, text: String| {
             stored_file::write_named(path, &text).with_context(|| format!("cannot write {}", path.display()))
@@ -140,7 +140,7 @@ fn scoring(path: &Path) -> Result<Scoring> {
     Scoring::parse(&text_file(path)?).with_context(|| path.display().to_string())
 }
 
-/// How to analyse for a profile, this machine, or a file, with what can be generated there.
+/// The machine to analyse for (a profile, this machine, or a file) and the kernels that can be generated for it.
 pub fn usual_options(device: &str, packages: &[PathBuf]) -> Result<AnalyzeOptions> {
     Ok(match device::parse(device)? {
         Some(Wanted::Auto | Wanted::Cpu) => AnalyzeOptions::on(machine_file::load("cpu").unwrap_or_else(Machine::cpu)),
@@ -153,7 +153,7 @@ pub fn usual_options(device: &str, packages: &[PathBuf]) -> Result<AnalyzeOption
     })
 }
 
-/// A machine that need not be here: a profile or a file.
+/// A machine that need not be present: a profile or a file.
 fn described(device: &str) -> Result<Machine> {
     let lower = device.to_ascii_lowercase();
     if Machine::PROFILES.contains(&lower.as_str()) {
@@ -178,7 +178,7 @@ fn pins(force: &[String], forbid: &[String]) -> Result<Vec<Pin>> {
     forced.chain(forbid.iter().map(|text| names(text).map(Pin::Forbid))).collect()
 }
 
-/// An analysis in words, short or with every kernel and fusion.
+/// An analysis as text, short or with every kernel and fusion.
 pub fn text(analysis: &Analysis, all: bool) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let (search, ms) = (capital(&analysis.search.text), analysis.planning_ms);
@@ -189,7 +189,7 @@ pub fn text(analysis: &Analysis, all: bool) -> Result<String, std::fmt::Error> {
     if let Some(table) = matmuls_table(analysis, all) {
         writeln!(out, "{MATMULS}\n{table}\n")?;
     }
-    let which = if all { "" } else { ", the weightiest" };
+    let which = if all { "" } else { ", the most important first" };
     writeln!(
         out,
         "Fusions considered{which}\n{}\n{}\n",
@@ -223,12 +223,12 @@ pub fn text(analysis: &Analysis, all: bool) -> Result<String, std::fmt::Error> {
     Ok(out)
 }
 
-/// Where the machine's numbers come from, where that is not its profile.
+/// The origin of the machine's numbers, if they are not those of its profile.
 fn basis(basis: &str) -> &'static str {
     match basis {
         "calibrated" => " (numbers calibrated on this machine)",
         "learnt" => " (numbers corrected by what `fuse` measured here)",
-        "guessed" => " (numbers guessed from another machine; `deuteron doctor --calibrate` measures this one)",
+        "guessed" => " (numbers estimated from another machine; `deuteron doctor --calibrate` measures this one)",
         _ => "",
     }
 }
@@ -237,8 +237,8 @@ fn basis(basis: &str) -> &'static str {
 fn score_line(scoring: &ScoringSheet) -> String {
     let criteria = scoring.criteria.iter().map(|one| format!("{} x {} ({})", one.weight, one.name, one.asks));
     let text = format!(
-        "Score = {}; each from 0 to 1, + passes and - fails what is asked. The verdict is FUSE from {}; the plan goes by predicted time. \
-         Worth: the best plan without it less the best plan with it.",
+        "Score = {}; each from 0 to 1; + meets its threshold, - misses it. The verdict is FUSE from {}; the plan goes by predicted time. \
+         Worth: time of the best plan without the fusion minus that of the best plan with it.",
         criteria.collect::<Vec<_>>().join(" + "),
         scoring.fuse_from
     );
@@ -273,7 +273,7 @@ fn plans_table(analysis: &Analysis) -> String {
         ]
     };
     let rows = named.into_iter().filter_map(|(name, plan)| plan.map(|plan| row(name, plan))).collect();
-    show::table(&["plan", "kernels", "moved", "predicted", "of unfused", "peak"], rows, 1)
+    show::table(&["plan", "kernels", "moved", "predicted", "vs unfused", "peak"], rows, 1)
 }
 
 fn kernels_table(analysis: &Analysis, all: bool) -> String {
@@ -315,10 +315,10 @@ fn kernels_table(analysis: &Analysis, all: bool) -> String {
     show::table(&header, rows.collect(), 1)
 }
 
-/// What stands above [`matmuls_table`].
+/// The heading of [`matmuls_table`].
 pub const MATMULS: &str = "How its matmuls fill the GPU";
 
-/// How the matmuls of the chosen plan are cut on a GPU, if there are any, the longest first.
+/// How the chosen plan tiles its matmuls on a GPU, if it has any, slowest first.
 pub fn matmuls_table(analysis: &Analysis, all: bool) -> Option<String> {
     let time = |kernel: &KernelSheet| kernel.cost.us * kernel.launches.len() as f64;
     let of_matmul = |kernel: &&KernelSheet| kernel.kind == "matmul" && !kernel.variant.is_empty();
@@ -362,7 +362,7 @@ fn matmul_row(kernel: &KernelSheet) -> Vec<String> {
     row
 }
 
-/// As compiled, or the most that the kernel lets the compiler take.
+/// Registers as compiled, or the limit that the kernel sets for the compiler.
 fn registers(tiles: &TileSheet) -> String {
     match tiles.registers_from.as_str() {
         "compiled" => tiles.registers.to_string(),
@@ -410,7 +410,7 @@ fn candidates_table(analysis: &Analysis, all: bool) -> String {
     show::table(&header, rows.collect(), 1)
 }
 
-/// The codes that occur, each with its weightiest case.
+/// The codes that occur, each with its most expensive case.
 fn refusals(analysis: &Analysis, all: bool) -> Vec<String> {
     let mut seen: Vec<&str> = Vec::new();
     let mut lines = Vec::new();

@@ -66,7 +66,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Result<u64> {
     Ok(u64::from_le_bytes(wide))
 }
 
-/// The members of a zip file that are stored as they are, by the directory at its end.
+/// The uncompressed members of a zip file, by the directory at its end.
 fn entries(file: &[u8]) -> Result<Vec<(String, &[u8])>> {
     let least = file.len().saturating_sub(22 + 65_535);
     let end = (least..file.len().saturating_sub(21)).rev().find(|&at| file[at..].starts_with(b"PK\x05\x06"));

@@ -152,7 +152,7 @@ fn run_overhead(device: &DeviceArguments, json: bool) -> Result<Outcome> {
     let options = device.gpu_options()?;
     let scratch = std::env::temp_dir().join(format!("deuteron-overhead-{}", std::process::id()));
     let measured = overhead(&options, &scratch);
-    // Kernels of nobody: what cannot be removed does no harm.
+    // Temporary kernels: failing to remove them does no harm.
     let _ = std::fs::remove_dir_all(&scratch);
     show::report(&[measured?], json, |[row]| {
         outln!("{}", row.device);
@@ -164,7 +164,7 @@ fn run_overhead(device: &DeviceArguments, json: bool) -> Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-/// The engine with the best launch shapes of all kernels that will run.
+/// The engine, with the fastest launch shape measured for every kernel that will run.
 fn tuned(arguments: &Arguments, engine: &Engine, cases: &[BenchCase]) -> Result<Engine> {
     let graphs: Vec<Graph> = cases.iter().map(graph).collect::<Result<_, _>>()?;
     let plans: Vec<(&Graph, Strategy)> =
@@ -264,12 +264,12 @@ fn print_ladder(rows: &[LadderRow]) {
         "kernels",
         "launches",
         "time",
-        "of first",
+        "vs first",
         "GB/s",
-        "of copy",
+        "vs copy",
         "TFLOP/s",
         "registers",
-        "error of its bound",
+        "error / bound",
     ];
     outln!("{}", show::table(&header, lines.collect(), 3));
     if let Some(row) = rows.first() {
@@ -277,7 +277,7 @@ fn print_ladder(rows: &[LadderRow]) {
     }
 }
 
-/// Launches that the driver counts, and what it finds beside them.
+/// Kernel launches and other graph nodes, as the driver counts them.
 fn launches(row: &LadderRow) -> String {
     match (row.launches, row.other_nodes) {
         (Some(launches), Some(0)) => launches.to_string(),
@@ -286,7 +286,7 @@ fn launches(row: &LadderRow) -> String {
     }
 }
 
-/// Both ops that attend and go on, if none is named; at sizes from small to large, if no rows are given.
+/// Without a named op, both ops that continue after attention; without rows, sizes from small to large.
 fn crossover_cases(arguments: &Arguments, engine: &Engine) -> Result<Vec<BenchCase>> {
     let named = !arguments.ops.is_empty();
     let ops =
@@ -304,7 +304,7 @@ fn crossover_cases(arguments: &Arguments, engine: &Engine) -> Result<Vec<BenchCa
     Ok(cases)
 }
 
-/// The storage type of ops that attend, where their launches or rungs are compared.
+/// The storage type of attention ops where launches or rungs are compared.
 const ATTENTION_DTYPE: &str = "bf16";
 
 fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
@@ -322,7 +322,7 @@ fn cases(arguments: &Arguments) -> Result<Vec<BenchCase>> {
     Ok(cases)
 }
 
-/// An op at the sizes that are asked for.
+/// An op at the requested sizes.
 fn op_cases(arguments: &Arguments, op: FusedOp) -> Result<Vec<BenchCase>> {
     let op = match &arguments.act {
         Some(word) => match Activation::find(word) {
@@ -346,7 +346,7 @@ fn op_cases(arguments: &Arguments, op: FusedOp) -> Result<Vec<BenchCase>> {
     Ok(sizes(arguments, &rows)?.into_iter().map(case).collect())
 }
 
-/// Rows and columns, of these rows where none are given.
+/// Rows and columns; these rows if none are given.
 fn sizes(arguments: &Arguments, rows: &[usize]) -> Result<Vec<(usize, usize)>> {
     let rows = if arguments.rows.is_empty() { rows } else { &arguments.rows };
     let elements = arguments.elements.iter().map(|&elements| (elements.div_ceil(1024), 1024.min(elements)));
@@ -384,7 +384,7 @@ fn print(rows: &[BenchRow]) {
     if from_graphs {
         header.extend(["unfused graph", "fused graph"]);
     }
-    header.extend(["predicted", "speed-up", "bytes ratio", "GB/s", "copy GB/s", "of copy"]);
+    header.extend(["predicted", "speed-up", "bytes ratio", "GB/s", "copy GB/s", "vs copy"]);
     outln!("{}", show::table(&header, lines.collect(), 3));
     if let Some(row) = rows.first() {
         outln!("{} on {}, medians, variants in turn.", row.direction, row.device);

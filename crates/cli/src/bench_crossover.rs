@@ -1,4 +1,4 @@
-//! `deuteron bench --crossover`: where attention and what follows it are better one launch than several.
+//! `deuteron bench --crossover`: at which sizes attention with its residual and norm is faster as one launch than as several.
 
 use anyhow::{Context, Result};
 use deuteron::bench::{BenchCase, Crossing, CrossoverRow, crossover};
@@ -7,7 +7,7 @@ use deuteron::{Dtype, Engine, ExpertSizes, FusedOp, Heads, MachineKind};
 use crate::Outcome;
 use crate::show;
 
-/// Batches, sequences and columns that are tried on a GPU, and on a CPU.
+/// Batches, sequence lengths and columns to measure on a GPU, and on a CPU.
 const GPU_SIZES: [&[usize]; 3] = [&[1, 8, 32], &[128, 1024, 4096], &[768, 1600]];
 const CPU_SIZES: [&[usize]; 3] = [&[1, 4], &[64, 256], &[256, 768]];
 /// Larger products of batch and sequence are left out.
@@ -31,7 +31,7 @@ pub fn cases(engine: &Engine, op: FusedOp, dtype: Dtype, width: usize) -> Vec<Be
     cases
 }
 
-/// Measures them all, and prints.
+/// Measures all sizes and prints the results.
 pub fn run(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcome> {
     let measured = |case: &BenchCase| {
         let name = case.op.name();

@@ -1,4 +1,4 @@
-//! `deuteron bench matmul`: a matmul by every variant that the GPU has, or from a naive kernel to ours.
+//! `deuteron bench matmul`: every matmul variant that the GPU supports, or the ladder from a naive kernel to ours.
 
 use std::str::FromStr;
 
@@ -13,7 +13,7 @@ use deuteron::{Dtype, Engine};
 use crate::Outcome;
 use crate::show;
 
-/// What `bench matmul` takes beside rows and dtype.
+/// Arguments of `bench matmul` beside rows and dtype.
 #[derive(Args)]
 pub struct MatmulArguments {
     /// For matmul: sizes of the weights, inner size x columns, with a suffix t if they are stored transposed [default: those of GPT-2 124M; 768x3072 with --ladder]
@@ -24,7 +24,7 @@ pub struct MatmulArguments {
     epilogue: Vec<MatmulEpilogue>,
 }
 
-/// How a weight lies.
+/// The layout of a weight.
 #[derive(Clone, Copy)]
 struct Weights {
     inner: usize,
@@ -36,8 +36,7 @@ impl FromStr for Weights {
     type Err = String;
 
     fn from_str(word: &str) -> Result<Weights, String> {
-        let expected =
-            || format!("expected sizes such as 768x2304, or 768x50257t where the weights lie transposed; got {word}");
+        let expected = || format!("expected sizes such as 768x2304, or 768x50257t for transposed weights; got {word}");
         let (sizes, transposed) = word.strip_suffix('t').map_or((word, false), |sizes| (sizes, true));
         let (inner, columns) = sizes.split_once('x').ok_or_else(expected)?;
         let size = |word: &str| word.parse().ok().filter(|&size| size > 0).ok_or_else(expected);
@@ -58,7 +57,7 @@ impl MatmulArguments {
         self.weights.is_empty() && self.epilogue.is_empty()
     }
 
-    /// Of these weights where none are given.
+    /// The given weights, or these if none are given.
     fn cases(&self, rows: &[usize], dtype: Dtype, weights: &[(usize, usize, bool)]) -> Result<Vec<MatmulCase>> {
         ensure!(rows.iter().all(|&rows| rows > 0), "expected one row or more, got 0");
         let usual = weights.iter().map(|&(inner, columns, transposed)| Weights { inner, columns, transposed });
@@ -75,7 +74,7 @@ impl MatmulArguments {
         Ok(cases)
     }
 
-    /// Measures all, and prints.
+    /// Measures all variants and prints the results.
     pub fn run(&self, engine: &Engine, rows: &[usize], dtype: Dtype, json: bool) -> Result<Outcome> {
         let all = each(&self.cases(rows, dtype, &GPT2)?, |case| matmul_variants(engine, case))?;
         if json {
@@ -86,14 +85,14 @@ impl MatmulArguments {
         Ok(Outcome::of(all.iter().all(|row| row.verified)))
     }
 
-    /// Times every rung of the ladder, and prints.
+    /// Times every rung of the ladder and prints the results.
     pub fn run_ladder(&self, engine: &Engine, rows: &[usize], dtype: Dtype, json: bool) -> Result<Outcome> {
         let all = each(&self.cases(rows, dtype, &LADDER)?, |case| matmul_ladder(engine, case))?;
         show::report(&all, json, |all| print_ladder(all))?;
         Ok(Outcome::of(all.iter().all(|row| row.verified)))
     }
 
-    /// Runs every rung of the ladder once, and prints what was found.
+    /// Runs every rung of the ladder once, and prints its error.
     pub fn check_ladder(&self, engine: &Engine, rows: &[usize], dtype: Dtype, json: bool) -> Result<Outcome> {
         let all: Vec<MatmulRungCheck> =
             each(&self.cases(rows, dtype, &LADDER)?, |case| check_matmul_ladder(engine, case))?;
@@ -106,21 +105,21 @@ impl MatmulArguments {
         Ok(Outcome::of(all.iter().all(|row| row.verified)))
     }
 
-    /// Runs every variant once, and prints what was found.
+    /// Runs every variant once, and prints its error.
     pub fn check(&self, engine: &Engine, rows: &[usize], dtype: Dtype, json: bool) -> Result<Outcome> {
         let all: Vec<VariantCheck> = each(&self.cases(rows, dtype, &GPT2)?, |case| check_matmul(engine, case))?;
         let failed: Vec<&VariantCheck> = all.iter().filter(|check| !check.verified).collect();
         if json {
             show::json(&all)?;
         } else {
-            outln!("{} kernels ran once, {} of them not within their bounds.", all.len(), failed.len());
+            outln!("{} kernels ran once; {} exceeded their bounds.", all.len(), failed.len());
             failed.iter().for_each(|check| outln!("{}: {:.2} of its bound", check.variant, check.worst_ratio));
         }
         Ok(if failed.is_empty() { Outcome::Good } else { Outcome::Failed })
     }
 }
 
-/// What is found of all cases, under a bar of progress.
+/// The results of all cases, with a progress bar.
 fn each<T>(cases: &[MatmulCase], find: impl Fn(&MatmulCase) -> Result<Vec<T>, deuteron::Error>) -> Result<Vec<T>> {
     let bar = show::progress(Some(cases.len() as u64));
     let mut all = Vec::new();
@@ -148,7 +147,7 @@ fn print(rows: &[VariantRow]) {
     };
     outln!("{}", show::table(&header, rows.iter().map(line).collect(), 5));
     if let Some(row) = rows.first() {
-        outln!("{}, medians, variants in turn over rotating buffers. `t`: the weights lie transposed.", row.device);
+        outln!("{}, medians, variants in turn over rotating buffers. `t`: transposed weights.", row.device);
     }
 }
 
@@ -161,10 +160,10 @@ fn print_ladder(rows: &[MatmulRung]) {
         "in plans",
         "time",
         "TFLOP/s",
-        "of first",
+        "vs first",
         "of cuBLASLt",
         "registers",
-        "error of its bound",
+        "error / bound",
     ];
     let line = |row: &MatmulRung| {
         vec![

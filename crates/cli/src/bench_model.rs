@@ -1,4 +1,4 @@
-//! `deuteron bench gpt2`: what a prompt and one more token cost.
+//! `deuteron bench gpt2`: the time of a prompt and of one more token.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use deuteron_gpt2::{BenchOptions, BenchReport, Config, Phase, Weights, bench};
 use crate::input::GPT2_SEQUENCE;
 use crate::show;
 
-/// Sizes of a model that is measured.
+/// Sizes of the model to measure.
 #[derive(Args)]
 pub struct ModelArguments {
     /// Sequences of a model
     #[arg(long, default_value_t = 1)]
     batch: usize,
-    /// Tokens of its prompts, and of a sequence of ops that attend [default: 1024; of box 256]
+    /// Tokens per prompt, and per sequence of attention ops [default: 1024; of box 256]
     #[arg(long)]
     seq: Option<usize>,
     /// Tokens before the one that is decoded
@@ -26,13 +26,13 @@ pub struct ModelArguments {
 }
 
 impl ModelArguments {
-    /// Measures a model whose weights are kept in such a way.
+    /// Measures a model with weights in the given form.
     pub fn run(&self, engine: &Engine, config: &Config, weights: Weights) -> Result<BenchReport> {
         let seq = self.seq.unwrap_or(config.context.min(GPT2_SEQUENCE));
         measure(engine, config, self.batch, seq, self.context, weights)
     }
 
-    /// Tokens of a sequence of ops that attend.
+    /// Tokens per sequence of attention ops.
     pub fn positions(&self) -> usize {
         self.seq.unwrap_or(GPT2_SEQUENCE)
     }
@@ -56,7 +56,7 @@ pub fn measure(
     Ok(show::spinning("prompt and step", || bench(engine, config, &options))?)
 }
 
-/// As a person reads it.
+/// The report as text.
 pub fn print(report: &BenchReport) {
     outln!("{}, {} weights made from a seed, on {}", report.model, report.weights, report.device);
     for phase in &report.phases {
@@ -79,10 +79,10 @@ fn print_layer(layer: &Crossing) {
     outln!("\nAttention layer of the prompt, queries, keys and values to the norm after the residual");
     outln!("{apart_kernels} kernels: {}.", time(apart_us));
     let Some((kernels, us)) = layer.one_kernels.zip(layer.one_us) else {
-        outln!("There is no kernel here for attention, projection, residual and norm in one launch.");
+        outln!("This device has no kernel for attention, projection, residual and norm in one launch.");
         return;
     };
-    let taken = if layer.takes_one { "takes it" } else { "does not take it" };
+    let taken = if layer.takes_one { "uses it" } else { "does not use it" };
     let speed = apart_us / us.max(1e-6);
     outln!(
         "{kernels} kernels, all after the first product in one launch: {}, {speed:.2}x the speed. The plan {taken}.",

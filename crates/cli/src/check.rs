@@ -19,7 +19,7 @@ use crate::show;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// How many random graphs
+    /// Number of random graphs
     #[arg(long, default_value_t = 200)]
     cases: usize,
     /// Seed of the first graph; case i has this seed plus i
@@ -43,7 +43,7 @@ pub struct Arguments {
     /// With --catalog, check only part I of N, such as 2/8, so that N processes can share the work
     #[arg(long, requires = "catalog", value_name = "I/N", value_parser = part, default_value = "1/1", hide_default_value = true)]
     part: Part,
-    /// With --catalog, run each op this many times while the device does other work; every run must give the same bits
+    /// With --catalog, run each op this many times while the device does other work; all runs must give the same bits
     #[arg(long, requires = "catalog", value_name = "TIMES", default_value_t = 0, hide_default_value = true)]
     repeat: usize,
     /// On a GPU, surround every buffer with guard bytes that are checked after each run
@@ -112,7 +112,7 @@ fn append(file: &Path, report: &CheckReport) -> std::io::Result<()> {
     file.write_all(text.as_bytes())
 }
 
-/// What random graphs can be as small as: 512 elements.
+/// The smallest target size of random graphs: 512 elements.
 fn elements(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(count @ 512..=MOST_ELEMENTS) => Ok(count),
@@ -146,10 +146,10 @@ fn print_catalog(report: &CatalogReport) {
     let rows = report.ops.iter().map(|(name, row)| {
         vec![name.clone(), row.cases.to_string(), row.failures.to_string(), format!("{:.2}", row.worst_ratio)]
     });
-    outln!("{}", show::table(&["op", "cases", "failures", "largest error of its bound"], rows.collect(), 1));
+    outln!("{}", show::table(&["op", "cases", "failures", "largest error / bound"], rows.collect(), 1));
     outln!("{} cases over {} shapes on {}", report.cases, report.shapes, report.device);
     if report.repeats > 0 {
-        outln!("each {} times beside other work, bit by bit the same unless it says otherwise", report.repeats);
+        outln!("each {} times beside other work, with equal bits unless a failure is listed", report.repeats);
     }
     outln!(
         "{} expansions against their formulas, {} gradients ({} elements) against central differences of the formulas",
@@ -178,7 +178,7 @@ fn print(report: &CheckReport) {
     }
     let dtypes: Vec<String> = report.dtypes.iter().map(|(dtype, count)| format!("{count} {dtype}")).collect();
     outln!("\n{} graphs ({}), {} with gradients", report.cases, dtypes.join(", "), report.backward);
-    outln!("median {} calls a graph, {} kernels in all", report.median_ops, report.kernels);
+    outln!("median {} calls per graph, {} kernels in all", report.median_ops, report.kernels);
     outln!("on {}", report.devices.join("; "));
     outln!("{} failures in {:.1} s", report.failures, report.seconds);
     outln!("largest error: {:.2} of its bound (seed {})", report.worst_ratio, report.worst_seed);

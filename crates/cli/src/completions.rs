@@ -1,4 +1,4 @@
-//! `deuteron completions` and `deuteron man`: what the command's own words say, for shells and for readers.
+//! `deuteron completions` and `deuteron man`: completion scripts and manual pages, generated from the help texts.
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Command};

@@ -25,7 +25,7 @@ pub struct DeviceArguments {
     tuning: TuningArguments,
 }
 
-/// What the words mean.
+/// Parses the arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// a GPU if there is one, else the CPU
@@ -56,13 +56,13 @@ impl DeviceArguments {
         self.open(red_zones, &self.tuning.choice()?)
     }
 
-    /// Stores launch shapes that were measured on an engine for the next command, and says where; nowhere if `--tuning`
+    /// Stores launch shapes measured on an engine for later commands, and returns the path; stores nothing if `--tuning`
     /// froze them.
     pub fn keep(&self, engine: &Engine, measured: Tuning) -> Result<Option<PathBuf>> {
         self.tuning.choice()?.keep(&engine.device().machine().name, measured)
     }
 
-    /// The device of an engine again, with launch shapes that were measured on it.
+    /// The device of an engine, opened again with the launch shapes measured on it.
     pub fn engine_tuned(&self, engine: &Engine, measured: Tuning) -> Result<Engine> {
         let mut tuning = self.tuning.choice()?.of(&engine.device().machine().name);
         tuning.merge(measured);
@@ -91,7 +91,7 @@ impl DeviceArguments {
         }
     }
 
-    /// How the GPU that was asked for is opened.
+    /// The options for opening the requested GPU.
     pub fn gpu_options(&self) -> Result<Options> {
         let ordinal = match self.wanted()? {
             Wanted::Cuda(ordinal) => ordinal,
@@ -108,19 +108,19 @@ impl DeviceArguments {
         self.threads.is_none_or(|threads| threads == all)
     }
 
-    /// What the words mean.
+    /// Parses the arguments.
     pub fn wanted(&self) -> Result<Wanted> {
         parse(&self.device)?
             .with_context(|| format!("unknown device `{}`; expected auto, cpu, cuda or cuda:N", self.device))
     }
 }
 
-/// An engine on the CPU with so many threads.
+/// An engine on the CPU with the given number of threads.
 pub fn cpu(threads: Option<usize>) -> Result<Engine> {
     Ok(Engine::on(open_cpu(threads)?))
 }
 
-/// The CPU with so many threads, all cores if none are named. The planner uses what was measured on it, if it was.
+/// The CPU with the given number of threads, by default all cores. The planner uses measured numbers of this CPU if there are any.
 pub fn open_cpu(threads: Option<usize>) -> Result<Arc<Cpu>> {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.unwrap_or(all);
@@ -131,7 +131,7 @@ pub fn open_cpu(threads: Option<usize>) -> Result<Arc<Cpu>> {
     Ok(Arc::new(Cpu::like(threads, Isa::detect(), machine)))
 }
 
-/// A device by its words; none where they are those of something else.
+/// A device by its name; none if the name is not that of a device.
 pub fn parse(text: &str) -> Result<Option<Wanted>> {
     Ok(match text.to_ascii_lowercase().as_str() {
         "auto" => Some(Wanted::Auto),
@@ -147,13 +147,13 @@ pub fn parse(text: &str) -> Result<Option<Wanted>> {
     })
 }
 
-/// An engine on a GPU, planned for by what was measured on it, if it was. Libraries are looked for in `packages` too, folders of
+/// An engine on a GPU, planned with measured numbers if there are any. Libraries are also searched in `packages`: folders of
 /// Python's packages or roots of such environments.
 pub fn gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice, packages: &[PathBuf]) -> Result<Engine> {
     Ok(open_gpu(ordinal, red_zones, tuning, packages)?.0)
 }
 
-/// The same, with how it was opened.
+/// The same, with the options it was opened with.
 fn open_gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice, packages: &[PathBuf]) -> Result<(Engine, Options)> {
     let mut options = Options {
         ordinal,
@@ -178,7 +178,7 @@ fn open_gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice, packages: &[Pa
     }
 }
 
-/// NVRTC alone, for kernels that are not run here.
+/// NVRTC alone, for kernels that are compiled but not run.
 pub fn compiler(packages: &[PathBuf]) -> Result<Compiler> {
     let mut search = search(packages);
     let mut found = cuda::compiler(&search);
@@ -189,12 +189,12 @@ pub fn compiler(packages: &[PathBuf]) -> Result<Compiler> {
     Ok(found?)
 }
 
-/// Whether a user of `--device auto` should be told. A machine without a driver or a GPU is none to be told of.
+/// Whether `--device auto` should print why no GPU is used. A machine without a driver or a GPU needs no note.
 fn is_surprising(error: &anyhow::Error) -> bool {
     error.downcast_ref::<deuteron::Error>().is_none_or(|error| !cuda::is_no_gpu(error))
 }
 
-/// Where CUDA's libraries may be: in folders of packages that are known, then where the environment says.
+/// Where to search CUDA's libraries: first known package folders, then those that the environment names.
 pub fn search(packages: &[PathBuf]) -> Search {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let named = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(folder);
@@ -216,7 +216,7 @@ pub fn python_packages() -> Vec<PathBuf> {
     }
 }
 
-/// Where compiled kernels are kept: `$XDG_CACHE_HOME/deuteron/kernels`, or under `~/.cache`. None without a home.
+/// The cache of compiled kernels: `$XDG_CACHE_HOME/deuteron/kernels`, or under `~/.cache`. None without a home.
 pub fn cache_folder() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;

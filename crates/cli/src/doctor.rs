@@ -1,4 +1,4 @@
-//! `deuteron doctor`: what this machine has, and what the planner knows of it.
+//! `deuteron doctor`: the devices of this machine, and the planner's numbers for it.
 
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,7 +14,7 @@ use crate::Outcome;
 use crate::device::DeviceArguments;
 use crate::{device, machine_file, show};
 
-/// Words of the command.
+/// Arguments of the command.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -73,7 +73,7 @@ fn run_doctor(engine: &Engine, json: bool) -> Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-/// What this machine has, with copies of so many bytes.
+/// The report on this machine, with copies of `bytes` bytes.
 pub fn report(engine: &Engine, sizes: &[usize], packages: &[PathBuf]) -> Result<DoctorReport> {
     let mut search = device::search(packages);
     if cuda::compiler(&search).is_err() {
@@ -142,7 +142,7 @@ fn run_calibrate(engine: &Engine) -> Result<Outcome> {
         vec![quantity.name().to_string(), before, after, quantity.about().to_string(), origin.to_string()]
     });
     outln!("{}", show::table(&["number", "before", "after", "what", "origin"], lines.collect(), 5));
-    outln!("{}", describe("Predicted against measured time of what it was fitted to", &found.errors));
+    outln!("{}", describe("Predicted against measured time of the kernels that the fit used", &found.errors));
     outln!("Stored in {}.", machine_file::store(&found.machine)?.display());
     Ok(Outcome::Good)
 }
@@ -166,15 +166,15 @@ fn show_validation(validation: &Validation) {
     let drifts = validation.cases.iter().any(|case| case.drift != 1.0);
     if drifts {
         outln!(
-            "The machine takes {:.2} of the time it took when it was calibrated; predictions follow that.",
+            "A reference kernel takes {:.2} of its time at calibration; predictions are scaled by that.",
             validation.drift
         );
     }
     outln!("{}", describe("Predicted against measured time of the catalogue's plans", &validation.plans));
     if drifts {
-        outln!("{}", describe("The same without following it", &validation.plans_without_drift));
+        outln!("{}", describe("The same without that scaling", &validation.plans_without_drift));
     }
-    outln!("{}", describe("The same of their kernels", &validation.kernels));
+    outln!("{}", describe("The same per kernel", &validation.kernels));
     let decisions = &validation.decisions;
     outln!(
         "Fuse or not: {} right of {} ({:.1} %); fusing loses in {} of {} ({:.0} %); {} ties within 5 % are left out.",
@@ -216,7 +216,7 @@ pub(crate) fn today() -> String {
     date_of(seconds / 86_400)
 }
 
-/// The date so many days after 1970-01-01, counted in years that begin in March, so that leap days come last.
+/// The date `days` days after 1970-01-01, counted in years that begin in March, so that leap days come last.
 fn date_of(days: u64) -> String {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

@@ -10,14 +10,14 @@ use deuteron::{Graph, Strategy};
 use crate::Outcome;
 use crate::ladder;
 
-/// What is run.
+/// The kernels to run.
 pub struct Request<'a> {
     pub graph: &'a Graph,
     pub strategy: Strategy,
     pub rung: Option<&'a str>,
     pub source: Option<&'a PathBuf>,
     pub schedules: u64,
-    /// whether accesses of memory are counted
+    /// whether memory accesses are counted
     pub accesses: bool,
 }
 
@@ -61,7 +61,7 @@ fn print(request: &Request, emulation: &Emulation) -> Outcome {
     Outcome::of(holds)
 }
 
-/// What accesses cost, by kind; kinds that a kernel has none of are left out.
+/// The cost of memory accesses, by kind; kinds that a kernel does not use are left out.
 fn print_accesses(accesses: &Accesses) {
     let Accesses { global_reads, global_writes, shared_reads, shared_writes } = accesses;
     for (name, Traffic { accesses, served, .. }, used) in

@@ -53,7 +53,7 @@ struct Job<'a> {
     generation: Option<&'a BenchReport>,
 }
 
-/// Results held against those of someone else.
+/// The comparison with results of another program.
 #[derive(Serialize)]
 struct Agreed<'a> {
     with: &'a str,
@@ -141,7 +141,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     Ok(Outcome::of(report.verified && agrees))
 }
 
-/// What is done, in order.
+/// The stages of the command, in order.
 const STAGES: [(Stage, &str); 5] = [
     (Stage::Inputs, "making inputs"),
     (Stage::Compiling, "planning and compiling"),
@@ -150,7 +150,7 @@ const STAGES: [(Stage, &str); 5] = [
     (Stage::Measuring, "measuring"),
 ];
 
-/// Corrects predicted times by what was measured, and says so. Without a place to store it, or with fewer threads than predictions are
+/// Corrects predicted times by the measured ones, and prints a note. Without a place to store them, or with fewer threads than predictions are
 /// for, nothing is learnt.
 fn learn(engine: &Engine, report: &FuseReport, all_threads: bool) -> Result<Option<String>> {
     if !all_threads {
@@ -218,7 +218,7 @@ fn print(report: &FuseReport, all: bool) {
     );
 }
 
-/// What fusing won over a baseline that is named.
+/// The gain of fusing over a named baseline.
 fn against(name: &str, baseline: &PlanReport, fused: &PlanReport, speedup: f64) -> String {
     let bytes = match 1.0 - fused.bytes as f64 / baseline.bytes.max(1) as f64 {
         _ if baseline.bytes == fused.bytes => "as many bytes moved".to_string(),
@@ -233,7 +233,7 @@ fn each_kernel(groups: &[GroupReport]) -> Vec<Vec<String>> {
     groups.iter().enumerate().map(|(index, group)| row(&format!("{index}: {}", group.name), 1, group, total)).collect()
 }
 
-/// Kernels of one name summed, the longest first: where the time went.
+/// Times of kernels, summed by name, longest first.
 fn kernels_by_name(groups: &[GroupReport]) -> Vec<Vec<String>> {
     let total: f64 = groups.iter().map(|group| group.ms).sum();
     let mut sums: BTreeMap<&str, (usize, GroupReport)> = BTreeMap::new();

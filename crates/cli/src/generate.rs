@@ -15,32 +15,32 @@ use crate::{Outcome, output, show};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Text to go on from; several are run together. Without one the model begins by itself
+    /// Text to continue; several prompts run as one batch. Without a prompt the model starts a new document
     #[arg(value_name = "PROMPT")]
     prompts: Vec<String>,
     #[command(flatten)]
     model: ModelArguments,
-    /// Tokens a prompt, at most
+    /// Maximum number of tokens to generate per prompt
     #[arg(long, default_value_t = 64)]
     max_tokens: usize,
-    /// 0 takes the likeliest token; the more, the likelier are unlikely ones [default: 0; 1 with --top-k or --top-p]
+    /// Sampling temperature: 0 takes the likeliest token, higher values flatten the distribution [default: 0; 1 with --top-k or --top-p]
     #[arg(long)]
     temperature: Option<f32>,
-    /// Draw among so many of the likeliest tokens
+    /// Sample from this many of the likeliest tokens
     #[arg(long)]
     top_k: Option<usize>,
-    /// Draw among the fewest of the likeliest tokens whose probabilities reach this
+    /// Sample from the smallest set of likeliest tokens whose probabilities add up to this
     #[arg(long)]
     top_p: Option<f32>,
-    /// Seed of the draws and of synthetic weights; the second prompt draws with the next seed, and so on
+    /// Seed of sampling and of synthetic weights; each further prompt uses the next seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
     device: DeviceArguments,
     /// Print {model, device, weights, load_seconds, prompt_tokens, generated_tokens, seconds, compile_seconds,
     /// prompt_tokens_per_second, tokens_per_second, peak_memory_bytes, texts}, each text {prompt, text, tokens, stop}; stop is
-    /// end_of_text, max_tokens or context_full. The rates are of prompts and of the tokens after the first, without compilation;
-    /// memory is the most that the process held, the mapped file's among it
+    /// end_of_text, max_tokens or context_full. The rates exclude compilation, and count prompts and the tokens after the first;
+    /// peak_memory_bytes is that of the process and includes the mapped file
     #[arg(long)]
     json: bool,
 }
@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
 
 fn generate(arguments: &Arguments) -> Result<()> {
     let sampling = arguments.sampling();
-    // Wrong settings are told before a model is read.
+    // Settings are checked before a model is read.
     Sampler::new(sampling)?;
     let engine = arguments.device.engine()?;
     let begin = Instant::now();
@@ -123,8 +123,7 @@ fn generate(arguments: &Arguments) -> Result<()> {
     }
     let full = generations.iter().any(|generation| generation.stop == Stop::ContextFull);
     let full = if full { format!("; the context of {} tokens is full", gpt2.config().context) } else { String::new() };
-    let memory =
-        report.peak_memory_bytes.map(|bytes| format!("; at most {} of memory", Bytes(bytes))).unwrap_or_default();
+    let memory = report.peak_memory_bytes.map(|bytes| format!("; peak memory {}", Bytes(bytes))).unwrap_or_default();
     errln!(
         "read in {:.2} s; {} prompt + {} generated tokens in {:.2} s, {:.2} s of it to compile: {:.1} prompt tokens/s, then {:.1} \
          tokens/s{memory}{full}",
@@ -171,7 +170,7 @@ impl Arguments {
     }
 }
 
-/// A text without tokens begins as documents do in training: after the end of another.
+/// A text without tokens starts as documents do in training: after an end-of-text token.
 fn encode(tokenizer: &Tokenizer, prompt: &str) -> Vec<u32> {
     match tokenizer.encode(prompt) {
         tokens if tokens.is_empty() => tokenizer.end_of_text().into_iter().collect(),
@@ -194,7 +193,7 @@ fn texts<'a>(tokenizer: &Tokenizer, prompts: &'a [String], generations: &'a [Gen
     pairs.map(text).collect()
 }
 
-/// A text that is printed while it is made: the prompt first, then what follows.
+/// A text that is printed while it is generated: first the prompt, then the new tokens.
 struct Live<'a> {
     decoder: Decoder<'a>,
     decoded: Result<()>,
@@ -206,7 +205,7 @@ impl<'a> Live<'a> {
         Live { decoder: tokenizer.decoder(), decoded: Ok(()) }
     }
 
-    /// Goes on until a token has no text or nobody reads.
+    /// Continues until a token has no text or the output is closed.
     fn push(&mut self, token: u32) -> ControlFlow<()> {
         match self.decoder.push(token) {
             Ok(text) => output::write_now(&text),
@@ -222,7 +221,7 @@ impl<'a> Live<'a> {
     }
 }
 
-/// The most memory that this process has held so far, as Linux counts it.
+/// The peak memory of this process so far, as Linux counts it.
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let kibibytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix("kB")?;

@@ -1,4 +1,4 @@
-//! What the user named: a graph.
+//! The graph that the user names.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use deuteron_gpt2::{Checkpoint, Config, Options, Weights, upload};
 use crate::onnx_file::OnnxFile;
 use crate::stored_file::text_of;
 
-/// Tokens per sequence of a GPT-2, where it has as many positions, and of an op that attends.
+/// Default tokens per sequence of an attention op, and of a GPT-2 with at least as many positions.
 pub const GPT2_SEQUENCE: usize = 1024;
 
 /// Which graph, and how large.
@@ -23,7 +23,7 @@ pub struct GraphArguments {
     /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, box (the trained model in this command), bert, bert-large, vit, vit-large, t5-small, t5, t5-large, each also with -block; an op of the catalogue, with attributes in quotes: "moe
     /// weighted=true"; a text file; an .onnx file
     graph: String,
-    /// Sequences in a batch, of a model [default: 1]; for an ONNX file, its open batch size
+    /// Sequences per batch of a model [default: 1]; for an ONNX file, its open batch size
     #[arg(long)]
     batch: Option<usize>,
     /// Tokens per sequence, of a model or an attention op [default: 1024; 512 for BERT and T5, 256 for box]; for an ONNX file, its open sequence length [default: 128]
@@ -35,10 +35,10 @@ pub struct GraphArguments {
     /// Columns of an op of the catalogue [default: 768]
     #[arg(long)]
     cols: Option<usize>,
-    /// Experts of an op that routes rows to them [default: 8]
+    /// Number of experts of a routed op [default: 8]
     #[arg(long)]
     experts: Option<usize>,
-    /// Experts per row, of an op that adds weighted results [default: 2]
+    /// Experts per row, for ops with weighted results [default: 2]
     #[arg(long)]
     choices: Option<usize>,
     /// f32, f16 or bf16; int8 stores the weights of a GPT-2 as bytes [default: f32]; an ONNX file is converted [default: its own dtypes]
@@ -52,13 +52,13 @@ pub struct GraphArguments {
     dims: Vec<String>,
 }
 
-/// Experts that ops of the catalogue route rows to.
+/// Experts of routed ops of the catalogue.
 #[derive(Args)]
 pub struct ExpertArguments {
-    /// Experts of ops that route rows to them
+    /// Number of experts of routed ops
     #[arg(long, default_value_t = ExpertSizes::default().count)]
     experts: usize,
-    /// Experts of each row, where their results are weighted
+    /// Experts per row, where their results are weighted
     #[arg(long, default_value_t = ExpertSizes::default().choices)]
     choices: usize,
 }
@@ -74,7 +74,7 @@ impl ExpertArguments {
     }
 }
 
-/// A graph, and what its import had to say.
+/// A graph, with the notes of its import.
 pub struct Loaded {
     pub graph: Graph,
     pub notes: Vec<String>,
@@ -84,9 +84,9 @@ pub struct Loaded {
 
 /// What a user named.
 enum Source {
-    /// a file of another program
+    /// a file of another format
     Onnx,
-    /// a file of ours
+    /// a file in text form
     Text,
     /// a GPT-2, or a block of one
     Model,
@@ -94,7 +94,7 @@ enum Source {
     Preset(Preset),
     /// an op of the catalogue
     Op(FusedOp),
-    /// nothing that we know
+    /// unknown
     Unknown,
 }
 
@@ -133,7 +133,7 @@ fn nearest(word: &str) -> String {
     all.min_by_key(|name| distance(&word.to_ascii_lowercase(), name)).unwrap_or_default()
 }
 
-/// A dtype by the name that it has here; other libraries' names are understood.
+/// A dtype by our name or by that of other libraries.
 pub fn dtype_word(word: &str) -> String {
     match word.to_ascii_lowercase().as_str() {
         "fp32" | "float32" | "float" => "f32".to_string(),
@@ -257,7 +257,7 @@ impl GraphArguments {
         bail!("--{flag} does nothing for {what} `{}`; it takes {all}", self.graph)
     }
 
-    /// Nothing is of no size.
+    /// Sizes must be at least 1.
     fn refuse_zeros(&self) -> Result<()> {
         let sizes = [
             ("batch", self.batch),
@@ -272,7 +272,7 @@ impl GraphArguments {
         }
     }
 
-    /// The trained weights of the graph, if it is the model in the box: its inputs after the tokens, where an engine's kernels read them.
+    /// The trained weights of the graph, if it is the built-in model: its inputs after the tokens, in memory that the engine's kernels can read.
     pub fn trained(&self, engine: &Engine) -> Result<Vec<Tensor>> {
         match self.source() {
             Source::Model if self.graph == Config::BOX.name => {
@@ -282,7 +282,7 @@ impl GraphArguments {
         }
     }
 
-    /// The model, if a whole one was named to be run forward: with its sequences, their tokens and how weights are kept.
+    /// The model, if a whole one is to run forward: with its sequences, their tokens and the form of its weights.
     pub fn model(&self) -> Result<Option<(Config, usize, usize, Weights)>> {
         match Config::find(&self.graph) {
             Ok(config) if !self.backward && !Path::new(&self.graph).is_file() => {
@@ -369,7 +369,7 @@ impl GraphArguments {
                 Err(error.into())
             }
             Err(_) => bail!(
-                "`{}` is no file and no graph we know; did you mean `{}`? Models: {}, each also with -block; `deuteron ops` lists the \
+                "`{}` is neither a file nor a known graph; did you mean `{}`? Models: {}, each also with -block; `deuteron ops` lists the \
                  ops",
                 self.graph,
                 nearest(&self.graph),
@@ -427,7 +427,7 @@ pub fn text_file(path: &Path) -> Result<String> {
     text_of(path, LONGEST_TEXT).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// What `--flip` turns.
+/// The sizes that `--flip` varies.
 impl Variants for GraphArguments {
     fn knobs(&self) -> Vec<Knob> {
         if Path::new(&self.graph).is_file() {

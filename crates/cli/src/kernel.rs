@@ -16,7 +16,7 @@ use crate::input::GraphArguments;
 use crate::show;
 use crate::tuning_file::{Choice, TuningArguments};
 
-/// Words of the command.
+/// Arguments of the command.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -106,7 +106,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-/// Kernels as text. All that is not code is a comment, so that what is printed for a GPU compiles; with `full` off, the device-side library
+/// Kernels as text. Everything but code is a comment, so that the text for a GPU compiles; with `full` off, the device-side library
 /// that kernels share is one line per file.
 pub fn text(listings: &[KernelListing], full: bool) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
@@ -157,7 +157,7 @@ pub fn text(listings: &[KernelListing], full: bool) -> Result<String, std::fmt::
     Ok(out)
 }
 
-/// The kernels of a graph for a GPU that need not be present, by its words, as text alone.
+/// The kernels of a graph for a GPU that need not be present, as text.
 fn uncompiled(device: &str, graph: &Graph, strategy: Strategy) -> Result<Vec<KernelListing>> {
     if device::parse(device)?.is_some() {
         bail!("--no-compile: expected --device with an instruction set or a profile of a GPU, got {device}");
@@ -165,7 +165,7 @@ fn uncompiled(device: &str, graph: &Graph, strategy: Strategy) -> Result<Vec<Ker
     Ok(kernels_for(&offline(device, || Ok(None))?, graph, strategy)?)
 }
 
-/// A GPU that need not be present, by its words. They are understood before a compiler is looked for.
+/// A GPU that need not be present, by name. The name is parsed before a compiler is searched.
 fn offline(device: &str, compiler: impl FnOnce() -> Result<Option<Compiler>>) -> Result<OfflineGpu> {
     let device = &device.to_ascii_lowercase();
     Ok(match Arch::of_profile(device) {
@@ -174,7 +174,7 @@ fn offline(device: &str, compiler: impl FnOnce() -> Result<Option<Compiler>>) ->
     })
 }
 
-/// The kernels of a graph for a device, by its words.
+/// The kernels of a graph for a named device.
 pub fn listings(
     device: &str,
     tuning: Choice,

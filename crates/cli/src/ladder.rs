@@ -1,4 +1,4 @@
-//! `deuteron ladder`: the kernels from naive to shipped, to be read.
+//! `deuteron ladder`: prints the kernels of an op from naive to shipped.
 
 use anyhow::{Context, Result, bail};
 use clap::Args;

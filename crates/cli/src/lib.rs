@@ -1,6 +1,6 @@
-//! The `deuteron` command. It converts words into calls of the library, and results into words.
+//! The `deuteron` command. It converts arguments into calls of the library, and results into text.
 //!
-//! A library, so that the Python package has the same command inside ([`run`]) and says things in the same words.
+//! A library, so that the Python package contains the same command ([`run`]) with the same messages.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -87,7 +87,7 @@ enum What {
     Man(completions::Pages),
 }
 
-/// How a command ended, short of an error.
+/// The outcome of a command that did not end in an error.
 pub enum Outcome {
     /// all is well
     Good,
@@ -102,7 +102,7 @@ impl Outcome {
     }
 }
 
-/// Runs the command with its words, of which the first is its name, and gives its exit code.
+/// Runs the command with its arguments, the first of which is its name, and returns its exit code.
 pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
     let command = match Command::try_parse_from(words) {
         Ok(command) => command,
@@ -143,12 +143,12 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
     })
 }
 
-/// The exit code of a command that would have this one if all that it printed was written.
+/// The exit code of a command: `code`, unless some output could not be written.
 fn ended(code: u8) -> u8 {
     match (output::finish(), code) {
         (Ok(()), code) => code,
         (Err(error), code) => {
-            errln!("error: output is lost: cannot write to standard output: {error}");
+            errln!("error: cannot write to standard output; some output is lost: {error}");
             if code == 0 { 2 } else { code }
         }
     }

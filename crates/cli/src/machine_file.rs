@@ -1,4 +1,4 @@
-//! What is stored about this user's machines, and every command reads: the numbers that `deuteron doctor --calibrate` fitted, one file for
+//! Files about this user's machines, which every command reads: the numbers that `deuteron doctor --calibrate` fitted, one file for
 //! the CPU and one for each kind of GPU, and beside them what `deuteron fuse` learnt, one file per machine.
 
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ const REMEDY: &str = "delete the file, or run `deuteron doctor --calibrate` agai
 const REMEDY_OF_LEARNT: &str = "run `deuteron doctor --forget`";
 const NO_PLACE: &str = "no place for the machine file: neither XDG_CONFIG_HOME nor HOME is an absolute path";
 
-/// Where the calibration of a machine is: `$XDG_CONFIG_HOME/deuteron/machines/NAME.toml`, or under `~/.config`. None without a home.
+/// The path of a machine's calibration: `$XDG_CONFIG_HOME/deuteron/machines/NAME.toml`, or under `~/.config`. None without a home.
 pub fn path(name: &str) -> Option<PathBuf> {
     stored_file::path("machines", name, "toml")
 }
 
-/// Where what was learnt about a machine is: `learnt/NAME.toml` beside `machines`. A CPU is known by its model and its cores, so that
+/// The path of the corrections learnt for a machine: `learnt/NAME.toml` beside `machines`. A CPU is known by its model and its cores, so that
 /// machines that share a home learn for themselves.
 pub fn learnt_path(name: &str) -> Option<PathBuf> {
     match name {
@@ -26,8 +26,8 @@ pub fn learnt_path(name: &str) -> Option<PathBuf> {
     }
 }
 
-/// The stored machine of a name, if there is one, with what was learnt about it. A file that cannot be used is a hint less, no reason to
-/// stop: it is named on standard error and left alone.
+/// The stored machine of a name, if there is one, with what was learnt about it. An unusable file is ignored with a
+/// warning on standard error.
 pub fn load(name: &str) -> Option<Machine> {
     let calibrated = path(name).and_then(|path| stored_file::or_note(read(&path, kind_of(name))));
     let calibrated = calibrated.map(Machine::without_learnt);
@@ -37,7 +37,7 @@ pub fn load(name: &str) -> Option<Machine> {
     stored_file::or_note(read_learnt(&path, &base)).or(calibrated)
 }
 
-/// Stores a calibrated machine under its name, and says where. What was learnt was learnt about the numbers before: it is forgotten.
+/// Stores a calibrated machine under its name, and returns the path. Corrections learnt for the previous numbers are removed.
 pub fn store(machine: &Machine) -> Result<PathBuf> {
     let path = path(&machine.name).context(NO_PLACE)?;
     stored_file::write(&path, &machine.to_string()).with_context(|| format!("cannot write {}", path.display()))?;
@@ -45,8 +45,8 @@ pub fn store(machine: &Machine) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Changes what is learnt about a machine, `known` as the command started with it, and says where. Several commands at once take turns,
-/// and each builds on what the one before left.
+/// Updates the corrections of a machine, which was `known` when the command started, and returns the path. Concurrent commands take turns,
+/// and each starts from the result of the one before.
 pub fn learn(known: &Machine, change: impl FnOnce(Machine) -> Result<Option<Machine>>) -> Result<Option<PathBuf>> {
     let Some(path) = learnt_path(&known.name) else { return Ok(None) };
     let unwritten = || format!("cannot write {}", path.display());
@@ -58,7 +58,7 @@ pub fn learn(known: &Machine, change: impl FnOnce(Machine) -> Result<Option<Mach
     Ok(Some(path))
 }
 
-/// Removes what was learnt about a machine; where it was, if there was something.
+/// Removes the corrections of a machine; returns their path, if there were any.
 pub fn forget(name: &str) -> Result<Option<PathBuf>> {
     let Some(path) = learnt_path(name).filter(|path| path.exists()) else { return Ok(None) };
     let unremoved = || format!("cannot remove {}", path.display());
@@ -122,7 +122,7 @@ mod tests {
         learn(&Machine::cpu(), learnt).unwrap();
     }
 
-    /// Learns a number in a process none of whose files may grow beyond so many blocks, as on a full disk; what it says if it fails.
+    /// Learns a number in a process whose files may not grow beyond `blocks` blocks, as on a full disk; returns its message if it fails.
     fn learnt_in(settings: &Path, value: f64, blocks: &str) -> Result<(), String> {
         let test = "--exact machine_file::tests::number_of_a_child --nocapture";
         let output = Command::new("sh")

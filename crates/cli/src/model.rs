@@ -10,14 +10,14 @@ use crate::show;
 /// The sizes of gpt2 with weights made from a seed.
 pub const SYNTHETIC: &str = "synthetic";
 
-/// Which model, and how its weights are kept.
+/// Which model, and the form of its weights.
 #[derive(Args)]
 pub struct ModelArguments {
     /// box, the small model that is part of this command; a folder as Hugging Face lays it out; a name in its local cache, such as gpt2; or
     /// synthetic, the sizes of gpt2 with weights made from a seed
     #[arg(long, value_name = "DIR|NAME", default_value = Config::BOX.name)]
     pub model: String,
-    /// Fetch the model from the Hugging Face Hub into its cache first, with `curl`; HF_ENDPOINT and HF_TOKEN count
+    /// First fetch the model from the Hugging Face Hub into its cache, with `curl`; HF_ENDPOINT and HF_TOKEN are respected
     #[arg(long)]
     download: bool,
     /// Type of the weights. With f32, f16 and bf16, activations have the same type; int8 weights have one scale per column and f32 activations
@@ -39,12 +39,12 @@ impl ModelArguments {
         Ok((Gpt2::new(engine, &checkpoint, self.weights)?, tokenizer))
     }
 
-    /// Tells which model it is, and how to take another, unless the user named one that lies elsewhere.
+    /// Prints which model runs and how to choose another, unless the user named a folder or a cached model.
     pub fn introduce(&self) {
         if self.model == Config::BOX.name {
             let millions = Config::BOX.parameters() as f64 / 1e6;
             errln!(
-                "model: box, {millions:.1} M parameters trained on Shakespeare, which come with this command; --top-k 40 draws, --model gpt2 --download fetches GPT-2"
+                "model: box, {millions:.1} M parameters trained on Shakespeare, built into this command; --top-k 40 samples, --model gpt2 --download fetches GPT-2"
             );
         }
     }
@@ -67,7 +67,7 @@ impl ModelArguments {
     }
 }
 
-/// The model in the box, or one of a folder or of the cache.
+/// The built-in model, or one from a folder or from the cache.
 pub fn stored(name: &str) -> Result<(Checkpoint, Tokenizer)> {
     if name == Config::BOX.name {
         return Ok((Checkpoint::in_the_box()?, Tokenizer::in_the_box()?));
@@ -75,7 +75,7 @@ pub fn stored(name: &str) -> Result<(Checkpoint, Tokenizer)> {
     let hub = hub_folder(|name| std::env::var_os(name));
     let folder = match find_model(name, hub.as_deref()) {
         Err(error @ HubError::NotFound { .. }) => {
-            bail!("{error}; or take the model that is here: --model {}", Config::BOX.name)
+            bail!("{error}; or use the cached model: --model {}", Config::BOX.name)
         }
         found => found?,
     };

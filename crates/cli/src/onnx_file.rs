@@ -1,4 +1,4 @@
-//! ONNX files: how one becomes a graph, what it is run on, and what its results are held against.
+//! ONNX files: import as a graph, inputs, and the results to compare with.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use deuteron::{Engine, Graph, Tensor};
 
 use crate::arrays;
 
-/// What an ONNX file is run on, and what its results are held against.
+/// Inputs of an ONNX file, and the results to compare with.
 #[derive(Args)]
 pub struct DataArguments {
     /// Inputs for an ONNX file: an .npz file, or a folder with input_0.pb, input_1.pb, ..; without it they are random, from --seed
@@ -32,7 +32,7 @@ impl DataArguments {
         self.inputs.as_deref().map_or(Ok(Vec::new()), |path| arrays::read(path, "input"))
     }
 
-    /// Refuses all of it for a graph that is no ONNX file.
+    /// Refuses these flags for a graph that is not an ONNX file.
     pub fn refuse_for(&self, graph: &str) -> Result<()> {
         let flags = [
             ("inputs", self.inputs.is_some()),
@@ -40,7 +40,7 @@ impl DataArguments {
             ("against", self.against.is_some()),
         ];
         match flags.into_iter().find(|(_, is_given)| *is_given) {
-            Some((flag, _)) => bail!("--{flag} is for .onnx files; `{graph}` is none"),
+            Some((flag, _)) => bail!("--{flag} is for .onnx files; `{graph}` is not one"),
             None => Ok(()),
         }
     }
@@ -64,7 +64,7 @@ impl OnnxFile {
         Ok(OnnxFile { imported, path: path.to_path_buf(), inputs, is_converted })
     }
 
-    /// What a user should know of the import.
+    /// Notes on the import for the user.
     pub fn notes(&self) -> Vec<String> {
         let imported = &self.imported;
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -75,7 +75,7 @@ impl OnnxFile {
             notes.push(format!("Recognised in the ONNX file: {}.", counts.join(", ")));
         }
         notes.extend(imported.near_misses.iter().map(|near| near.to_string()));
-        // Operators of one kind that are described for one reason are told once.
+        // Opaque operators of one kind and reason are listed once.
         let mut described: Vec<(&OpaqueOp, usize)> = Vec::new();
         for opaque in &imported.opaque {
             let is_same = |own: &OpaqueOp| own.op_type == opaque.op_type && own.why == opaque.why;
@@ -118,7 +118,7 @@ impl OnnxFile {
         Ok(tensors)
     }
 
-    /// Holds the results against those that were given, or against another program's.
+    /// Compares the results with given ones, or with those of another program.
     pub fn check(
         &self,
         engine: &Engine,

@@ -1,7 +1,7 @@
 //! Standard output and standard error of a command.
 //!
 //! Everything goes through here: `println!` panics where nothing can be written, which would hide the outcome of the command. An
-//! error is kept instead, and [`finish`] gives it to whoever decides on the exit code.
+//! error is kept instead, and [`finish`] returns it to the caller, which sets the exit code.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ macro_rules! outln {
     ($($text:tt)*) => { $crate::output::write_line(format_args!($($text)*)) };
 }
 
-/// `eprintln!` that does without standard error where it cannot be written.
+/// `eprintln!` that ignores errors of standard error.
 macro_rules! errln {
     ($($text:tt)*) => { $crate::output::write_error(format_args!($($text)*)) };
 }
@@ -50,7 +50,7 @@ pub fn write_now(text: &str) {
     }
 }
 
-/// Whether something could not be printed: nothing that follows will be.
+/// Whether something could not be printed; nothing after it is printed either.
 pub fn is_lost() -> bool {
     FIRST_ERROR.with_borrow(Option::is_some)
 }
@@ -64,7 +64,7 @@ pub fn keep(printed: io::Result<()>) {
     }
 }
 
-/// Ends a command's output: an error if some of it was lost. A reader who has gone, as `head` does, has lost nothing.
+/// Ends a command's output: an error if some of it was lost. A closed pipe, as after `head`, is not an error.
 pub fn finish() -> io::Result<()> {
     if !is_lost() {
         keep(io::stdout().flush());
@@ -75,12 +75,12 @@ pub fn finish() -> io::Result<()> {
     }
 }
 
-/// A line on standard error. One that cannot be written changes nothing: the exit code tells how the command ended.
+/// A line on standard error. A failure to write it is ignored: the exit code still states the outcome.
 pub fn write_error(text: Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// A note on standard error, once in the life of the process.
+/// A note on standard error, once per process.
 pub fn note_once(text: String) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(text.clone()) {

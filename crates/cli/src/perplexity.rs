@@ -21,7 +21,7 @@ pub struct Arguments {
     model: ModelArguments,
     #[command(flatten)]
     device: DeviceArguments,
-    /// Print {model, device, weights, bytes, tokens, loss, perplexity, bits_per_byte, seconds}; loss is the mean of all tokens but the first,
+    /// Print {model, device, weights, bytes, tokens, loss, perplexity, bits_per_byte, seconds}; loss is the mean over all tokens except the first,
     /// in nats; perplexity is its exponential
     #[arg(long)]
     json: bool,
@@ -63,7 +63,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     };
     show::report(&report, arguments.json, |report| {
         outln!(
-            "{}, {} weights: perplexity {:.3}, {:.4} nats a token, {:.4} bits a byte; {} tokens of {} bytes in {:.1} s",
+            "{}, {} weights: perplexity {:.3}, {:.4} nats per token, {:.4} bits per byte; {} tokens of {} bytes in {:.1} s",
             report.model,
             report.weights,
             report.perplexity,

@@ -1,4 +1,4 @@
-//! `deuteron profile`: what kernels do to the machine, before fusing and after.
+//! `deuteron profile`: hardware counters of the kernels before and after fusing.
 
 mod nsight;
 
@@ -23,7 +23,7 @@ pub struct Arguments {
     #[command(flatten)]
     device: DeviceArguments,
     /// Source of the counters: auto uses Nsight Compute on a GPU if it is installed and permitted, and otherwise says why not; driver uses
-    /// only what compiler and driver report. Counters of the CPU are read if the system permits it
+    /// only numbers of the compiler and the driver. CPU counters are read if the system permits it
     #[arg(long, value_enum, default_value_t = By::Auto)]
     by: By,
     /// Seed of weights and inputs
@@ -44,14 +44,14 @@ pub struct Arguments {
     once: Option<Side>,
 }
 
-/// What counts.
+/// The source of counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum By {
-    /// the best there is
+    /// the best available
     Auto,
     /// Nsight Compute, or an error
     Ncu,
-    /// what this process can know
+    /// numbers available to this process
     Driver,
 }
 
@@ -99,10 +99,10 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-/// Time that is spent on timing, about.
+/// The approximate time to spend on timing.
 const BUDGET: Duration = Duration::from_millis(1500);
 
-/// Has Nsight Compute watch both plans in processes of their own.
+/// Profiles both plans with Nsight Compute, each in its own process.
 fn count(profile: &mut Profile) -> Result<()> {
     let ncu = nsight::find().context("expected `ncu` on the path or in the CUDA toolkit; install Nsight Compute")?;
     let [before, after] = [Side::Before, Side::After].map(|side| nsight::watch(&ncu, &["--once", side.name()]));
@@ -123,7 +123,7 @@ fn print(profile: &Profile, all: bool) {
     let Some(profiled) = &analysis.profiled else { return };
     let (before, after) = (profiled.before_us, profiled.after_us);
     outln!(
-        "A run with no profiler watching takes {} before fusing and {} after: {:.2}x the speed.",
+        "Without the profiler, a run takes {} before fusing and {} after: {:.2}x the speed.",
         show::milliseconds(before / 1e3),
         show::milliseconds(after / 1e3),
         before / after.max(1e-9)
@@ -135,7 +135,7 @@ fn print(profile: &Profile, all: bool) {
 /// One column: its title, and its cell where it is known.
 type Column = (&'static str, fn(&CounterSheet) -> Option<String>);
 
-/// What a profiler may tell; only what some kernel has is shown.
+/// The columns of a profile; those without any value are hidden.
 const COLUMNS: [Column; 11] = [
     ("profiled", |one| one.us.map(|us| show::milliseconds(us / 1e3))),
     ("read", |one| one.read.map(bytes)),

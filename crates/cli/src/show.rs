@@ -8,16 +8,16 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 /// A plain table; columns from `numbers_from` on are aligned to the right, and are never broken. On a terminal words wrap where the table
-/// would be wider, and columns that find no place stand below, behind the first column again; in a file or a pipe lines stay whole.
+/// would be wider, and columns that do not fit are printed below, after the first column again; in a file or a pipe lines stay whole.
 pub fn table(header: &[&str], rows: Vec<Vec<String>>, numbers_from: usize) -> String {
     let terminal = console::Term::stdout().size_checked().filter(|_| std::io::stdout().is_terminal());
     fitted(header, &rows, numbers_from, terminal.map(|(_, columns)| columns))
 }
 
-/// What borders and spaces add to each column.
+/// Width that borders and spaces add to each column.
 const BORDER: usize = 3;
 
-/// The narrowest that a column of names becomes while its table could be cut instead.
+/// The minimum width of a column of names, below which the table is split instead.
 const NARROWEST: usize = 16;
 
 fn fitted(header: &[&str], rows: &[Vec<String>], numbers_from: usize, width: Option<u16>) -> String {
@@ -46,7 +46,7 @@ fn fitted(header: &[&str], rows: &[Vec<String>], numbers_from: usize, width: Opt
     parts.join("\n")
 }
 
-/// Some columns as a table, no wider than this where its numbers allow it.
+/// Some columns as a table, at most this wide where its numbers allow it.
 fn drawn(header: &[&str], rows: &[Vec<String>], numbers_from: usize, columns: &[usize], width: Option<u16>) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
@@ -71,7 +71,7 @@ pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A report as JSON if that is wanted, and else in words.
+/// A report as JSON if requested, otherwise as text.
 pub fn report<T: Serialize>(report: &T, as_json: bool, print: impl FnOnce(&T)) -> anyhow::Result<()> {
     if as_json {
         return json(report);
@@ -80,7 +80,7 @@ pub fn report<T: Serialize>(report: &T, as_json: bool, print: impl FnOnce(&T)) -
     Ok(())
 }
 
-/// Does something for each case, with a bar that shows the case's name.
+/// Runs a function for each case, with a progress bar that shows the case's name.
 pub fn each<C, R>(
     cases: &[C],
     name: impl Fn(&C) -> &'static str,
@@ -98,7 +98,7 @@ pub fn each<C, R>(
     results
 }
 
-/// Does something that tells how many of all its steps are done, with a bar.
+/// Runs a function that reports its finished steps, with a progress bar.
 pub fn counted<R>(message: &'static str, work: impl FnOnce(&mut dyn FnMut(usize, usize)) -> R) -> R {
     let bar = progress(Some(1));
     bar.set_message(message);
@@ -110,7 +110,7 @@ pub fn counted<R>(message: &'static str, work: impl FnOnce(&mut dyn FnMut(usize,
     result
 }
 
-/// Does something of unknown length, with a spinner.
+/// Runs a function of unknown length, with a spinner.
 pub fn spinning<R>(message: &'static str, work: impl FnOnce() -> R) -> R {
     let bar = progress(None);
     bar.set_message(message);
@@ -152,7 +152,7 @@ pub fn milliseconds(ms: f64) -> String {
     }
 }
 
-/// What was won, and whether it is more than the run-to-run spread; `spreads` are those of the plans that are compared.
+/// The speed-up, and whether it exceeds the run-to-run spread; `spreads` are those of the plans compared.
 pub fn speed(speedup: f64, spreads: impl IntoIterator<Item = f64>) -> String {
     let spread = spreads.into_iter().fold(0.0, f64::max);
     let noise = match spread {

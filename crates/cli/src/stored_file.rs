@@ -1,4 +1,4 @@
-//! Files that commands leave for this user: where they are, read with care, complete or not there.
+//! Files that commands store for this user: their paths, checked reading, and atomic writing.
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{self, Error, ErrorKind, Read, Write};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::output;
 
-/// Our files have some KB; one that is longer than this is none of ours.
+/// Our files have a few KB; a longer file is not one of ours.
 const LONGEST: u64 = 1 << 20;
 
 /// Where a file is: `$XDG_CONFIG_HOME/deuteron/FOLDER/NAME.EXTENSION`, or under `~/.config`. None without a home.
@@ -18,7 +18,7 @@ pub fn path(folder: &str, name: &str, extension: &str) -> Option<PathBuf> {
     Some(config.join("deuteron").join(folder).join(format!("{}.{extension}", file_name(name))))
 }
 
-/// A machine's name as that of a file.
+/// A machine's name as a file name.
 fn file_name(name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c.to_ascii_lowercase() } else { '-' };
     name.chars().map(plain).collect()
@@ -39,7 +39,7 @@ impl BadFile {
     }
 }
 
-/// What a file means, if there is one.
+/// The parsed file, if there is one.
 pub fn parsed<T, E: ToString>(
     path: &Path,
     remedy: &'static str,
@@ -49,7 +49,7 @@ pub fn parsed<T, E: ToString>(
     text.map(|text| parse(&text).map_err(|error| BadFile::new(path, error, remedy))).transpose()
 }
 
-/// What a file means, if it can be used; if it cannot, standard error says so once.
+/// The parsed file, if it is usable; otherwise one warning on standard error.
 pub fn or_note<T>(parsed: Result<Option<T>, BadFile>) -> Option<T> {
     parsed.unwrap_or_else(|error| {
         output::note_once(format!("ignored {error}"));
@@ -57,7 +57,7 @@ pub fn or_note<T>(parsed: Result<Option<T>, BadFile>) -> Option<T> {
     })
 }
 
-/// What a file holds, if there is one. Below a home that is no folder, such as `/dev/null`, there is none.
+/// The contents of a file, if there is one. Below a home that is not a folder, such as `/dev/null`, there is none.
 pub fn read(path: &Path) -> io::Result<Option<String>> {
     let metadata = match std::fs::metadata(path) {
         Ok(metadata) => metadata,
@@ -81,12 +81,12 @@ pub fn text_of(path: &Path, longest: u64) -> io::Result<String> {
     Ok(text.strip_prefix('\u{feff}').map(String::from).unwrap_or(text))
 }
 
-/// Stores a text. The file is complete or as it was.
+/// Stores a text atomically.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     Lock::new(path)?.write(text)
 }
 
-/// The right to replace a stored file, which one process has at a time: what it read before is still true when it writes.
+/// A lock on a stored file, held by one process at a time, so that what it read is still valid when it writes.
 pub struct Lock<'a> {
     path: &'a Path,
     /// its lock ends with it, and with the process
@@ -94,7 +94,7 @@ pub struct Lock<'a> {
 }
 
 impl<'a> Lock<'a> {
-    /// How long others may have it. They write some KB.
+    /// How long to wait for other holders, which write a few KB.
     const LONGEST: Duration = Duration::from_secs(10);
 
     /// Makes the file's folder, and waits until no other process replaces the file.
@@ -110,7 +110,8 @@ impl<'a> Lock<'a> {
                 Err(TryLockError::WouldBlock) if start.elapsed() < Self::LONGEST => sleep(Duration::from_millis(2)),
                 Err(TryLockError::WouldBlock) => {
                     let seconds = Self::LONGEST.as_secs();
-                    let words = format!("another process has been writing it for {seconds} s; end it and try again");
+                    let words =
+                        format!("another process has held its lock for {seconds} s; end that process and try again");
                     return Err(Error::new(ErrorKind::WouldBlock, words));
                 }
                 // A file system without locks: the file is complete or as it was all the same.
@@ -119,13 +120,13 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Stores a text. The file is complete or as it was: the text is written under another name first.
+    /// Stores a text atomically: it is first written under another name.
     pub fn write(self, text: &str) -> io::Result<()> {
         Unfinished::new(self.path)?.finish(self.path, text.as_bytes())
     }
 }
 
-/// Writes a file that a user asked for by name. What was there before stays until all is written; pipes and devices are written to.
+/// Writes a file that the user named. An existing file is kept until the new one is complete; pipes and devices are written directly.
 pub fn write_named(path: &Path, text: &str) -> io::Result<()> {
     // A link stays a link: what it leads to is replaced.
     let place = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
@@ -142,16 +143,16 @@ pub fn write_named(path: &Path, text: &str) -> io::Result<()> {
     unfinished.finish(&place, text.as_bytes())
 }
 
-/// A new file beside the one to be, under another name.
+/// A new temporary file in the folder of the final one.
 struct Unfinished {
     file: File,
     path: PathBuf,
 }
 
 impl Unfinished {
-    /// What is there already, a link of someone else's among it, is neither written nor followed.
+    /// Existing files and links are neither written nor followed.
     fn new(path: &Path) -> io::Result<Unfinished> {
-        /// Names that are tried: one is taken only if a process of this number was killed.
+        /// Names to try: one is taken only if a process with this id was killed.
         const NAMES: usize = 64;
         let mut taken = Error::from(ErrorKind::AlreadyExists);
         for number in 0..NAMES {
@@ -165,7 +166,7 @@ impl Unfinished {
         Err(taken)
     }
 
-    /// Puts bytes under a name once they are all on the disk.
+    /// Renames a file to its final name once its bytes are on the disk.
     fn finish(mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let written = self.file.write_all(bytes).and_then(|()| self.file.sync_all());
         let stored = written.and_then(|()| std::fs::rename(&self.path, path));
@@ -187,7 +188,7 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     folder_of(path).join(format!(".{name}.{suffix}"))
 }
 
-/// Makes folders that only their owner can look into.
+/// Creates folders that only their owner can read.
 fn private_folders() -> DirBuilder {
     let mut builder = DirBuilder::new();
     builder.recursive(true);

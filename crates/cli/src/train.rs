@@ -25,10 +25,10 @@ pub struct Arguments {
     /// Folder of the run: checkpoint-STEP folders that `generate --model` and transformers read, log.csv, curve.svg
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Go on after the newest checkpoint of --out, with the bits of a run that was never stopped; settings must be the same
+    /// Continue from the newest checkpoint of --out, with the same bits as an uninterrupted run; the settings must be the same
     #[arg(long)]
     resume: bool,
-    /// When the run ends, write the model to this folder too, weights in f16
+    /// At the end of the run, also write the model to this folder, with weights in f16
     #[arg(long, value_name = "DIR")]
     export: Option<PathBuf>,
     #[command(flatten)]
@@ -52,10 +52,10 @@ pub struct Arguments {
 #[derive(Args)]
 #[command(next_help_heading = "Data")]
 struct DataArguments {
-    /// Files for validation; otherwise it is the end of FILE
+    /// Files for validation [default: the end of FILE]
     #[arg(long, value_name = "FILE", conflicts_with = "validation_share")]
     validation: Vec<PathBuf>,
-    /// Share of all tokens that is held back for validation [default: 0.1]
+    /// Share of all tokens held out for validation [default: 0.1]
     #[arg(long, value_name = "SHARE")]
     validation_share: Option<f64>,
 }
@@ -63,29 +63,29 @@ struct DataArguments {
 #[derive(Args)]
 #[command(next_help_heading = "Steps")]
 struct StepArguments {
-    /// Steps of the whole run
+    /// Number of steps of the whole run
     #[arg(long, default_value_t = 1000)]
     steps: u64,
-    /// Sequences of a micro-batch
+    /// Sequences per micro-batch
     #[arg(long, default_value_t = 16)]
     batch: usize,
-    /// Tokens of a sequence [default: the model's context]
+    /// Tokens per sequence [default: the model's context]
     #[arg(long)]
     sequence: Option<usize>,
-    /// Micro-batches of a step; their gradients add up in f32
+    /// Micro-batches per step; their gradients are accumulated in f32
     #[arg(long, default_value_t = 1)]
     accumulate: usize,
-    /// What forward and backward compute in: f32, or bf16 with weights and moments in f32
+    /// Dtype of forward and backward: f32, or bf16 with master weights and moments in f32
     #[arg(long, default_value = "f32", value_parser = precision)]
     precision: Precision,
-    /// Probability that an element of the embedding, of attention or of a block's result is dropped
+    /// Dropout probability for embeddings, attention and block results
     #[arg(long, default_value_t = 0.0)]
     dropout: f64,
     /// Seed of weights, batches and dropout
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The most memory that training may take, such as 16GiB or 800MB. If the fastest step takes more, backward recomputes activations
-    /// instead of reading stored ones; if that still takes more, it is an error [default: no limit]
+    /// Memory limit, such as 16GiB or 800MB. If the fastest step exceeds it, backward recomputes activations
+    /// instead of reading stored ones; if that still exceeds it, the command fails [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
 }
@@ -105,19 +105,19 @@ struct OptimizerArguments {
     /// Steps until the highest learning rate [default: a twentieth of --steps, at most 2000]
     #[arg(long)]
     warmup: Option<u64>,
-    /// Decay of matrices and tables; biases and norms have none
+    /// Weight decay of matrices and embedding tables; biases and norms have none
     #[arg(long, default_value_t = 0.1)]
     weight_decay: f64,
-    /// Share of the first moment that is kept; of sgd its momentum
+    /// Decay rate of the first moment; the momentum of sgd
     #[arg(long, default_value_t = 0.9)]
     beta1: f64,
-    /// Share of adamw's second moment that is kept, and of lion's moment [default: 0.95; 0.99 for lion]
+    /// Decay rate of adamw's second moment, and of lion's moment [default: 0.95; 0.99 for lion]
     #[arg(long)]
     beta2: Option<f64>,
-    /// What adamw adds to the root of the second moment [default: 1e-8]
+    /// Added to the root of adamw's second moment [default: 1e-8]
     #[arg(long)]
     epsilon: Option<f64>,
-    /// The largest norm of the gradient; 0 for no limit
+    /// Clip the gradient to this norm; 0 for no clipping
     #[arg(long, default_value_t = 1.0)]
     clip: f64,
 }
@@ -125,28 +125,28 @@ struct OptimizerArguments {
 #[derive(Args)]
 #[command(next_help_heading = "Between steps")]
 struct CadenceArguments {
-    /// Save and end after this step, as on Ctrl-C; --resume goes on
+    /// Save a checkpoint and end after this step, as on Ctrl-C; --resume continues
     #[arg(long, value_name = "STEP")]
     until: Option<u64>,
-    /// Steps between losses of the validation tokens; 0 for none
+    /// Steps between evaluations of the validation loss; 0 for none
     #[arg(long, value_name = "STEPS", default_value_t = 100)]
     evaluate_every: u64,
-    /// Batches of such a loss, at most [default: 20]
+    /// Maximum number of batches per evaluation [default: 20]
     #[arg(long, value_name = "BATCHES")]
     evaluate_batches: Option<usize>,
-    /// Steps between checkpoints; 0 for one at the end alone
+    /// Steps between checkpoints; 0 for only one at the end
     #[arg(long, value_name = "STEPS", default_value_t = 500)]
     save_every: u64,
-    /// Checkpoints that stay
+    /// Number of checkpoints to keep
     #[arg(long, value_name = "COUNT", default_value_t = 2)]
     keep: usize,
     /// Steps between samples on standard output; 0 for none
     #[arg(long, value_name = "STEPS", default_value_t = 0)]
     sample_every: u64,
-    /// Tokens of a sample [default: 64]
+    /// Tokens per sample [default: 64]
     #[arg(long, value_name = "TOKENS")]
     sample_tokens: Option<usize>,
-    /// What samples go on from [default: the end of text]
+    /// Prompt of the samples [default: the end-of-text token]
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
 }
@@ -170,10 +170,10 @@ struct Report {
 pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let cadence = arguments.cadence.cadence()?;
     if cadence.evaluate_every == 0 && !arguments.data.validation.is_empty() {
-        bail!("--validation is for losses of its tokens; got --evaluate-every 0");
+        bail!("--validation needs evaluations; got --evaluate-every 0");
     }
     if arguments.json && cadence.sample_every > 0 {
-        bail!("--sample-every prints texts where --json prints its report; expected one of them");
+        bail!("--sample-every and --json both write to standard output; expected one of them");
     }
     let engine = arguments.device.engine()?;
     let model = arguments.model.open(&arguments.files)?;
@@ -184,7 +184,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     let corpus = show::spinning("reading the data", read)?;
     if !arguments.json {
         errln!(
-            "{:.1} M parameters; {} tokens to train on, {} to validate with; {} tokens a step; {}",
+            "{:.1} M parameters; {} tokens for training, {} for validation; {} tokens per step; {}",
             model.config.parameters() as f64 / 1e6,
             corpus.train().len(),
             corpus.validation().len(),
@@ -211,7 +211,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
     report(arguments, &settings, &model.config, &engine, ended)
 }
 
-/// A checkpoint without what only training needs, at half the size.
+/// A checkpoint without training state, at half the size.
 fn export(engine: &Engine, checkpoint: &Path, folder: &Path, model: &Model) -> Result<()> {
     let weights = upload(engine, &Checkpoint::open(checkpoint)?, Weights::F16)?;
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make `{}`", folder.display()))?;
@@ -245,7 +245,7 @@ fn report(
         return Ok(Outcome::Good);
     }
     let loss = |name: &str, loss: Option<f64>| loss.map(|loss| format!(", {name} {loss:.4}")).unwrap_or_default();
-    let how = if report.finished { "trained" } else { "stopped; the same command with --resume goes on" };
+    let how = if report.finished { "trained" } else { "stopped; the same command with --resume continues" };
     errln!(
         "{how}: {} of {} steps{}{}; {}",
         report.step,
@@ -308,12 +308,14 @@ impl CadenceArguments {
             bail!("--sample-tokens and --prompt are for samples; expected --sample-every STEPS with them");
         }
         match (self.evaluate_every, self.evaluate_batches) {
-            (0, Some(_)) => bail!("--evaluate-batches is for losses of validation tokens; got --evaluate-every 0"),
-            (_, Some(0)) => bail!("--evaluate-batches must be at least 1, got 0; --evaluate-every 0 is none"),
+            (0, Some(_)) => bail!("--evaluate-batches needs evaluations; got --evaluate-every 0"),
+            (_, Some(0)) => {
+                bail!("--evaluate-batches must be at least 1, got 0; --evaluate-every 0 turns evaluation off")
+            }
             _ => {}
         }
         if self.keep == 0 {
-            bail!("--keep must be at least 1, got 0: a run without a checkpoint cannot go on");
+            bail!("--keep must be at least 1, got 0: a run without a checkpoint cannot be resumed");
         }
         Ok(Cadence {
             until: self.until,

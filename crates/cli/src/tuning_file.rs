@@ -1,5 +1,5 @@
-//! The launch shapes that `deuteron bench --tune` stores for this user, one file for each kind of GPU, and those that a
-//! user hands in.
+//! The launch shapes that `deuteron bench --tune` stores for this user, one file for each kind of GPU, and those of a file that the
+//! user names.
 
 use std::path::{Path, PathBuf};
 
@@ -11,31 +11,31 @@ use crate::stored_file::{self, BadFile, Lock};
 
 const REMEDY: &str = "or go without with `--tuning none`";
 
-/// Which measured launch shapes kernels for a GPU have.
+/// The measured launch shapes to use on a GPU.
 #[derive(Args)]
 pub struct TuningArguments {
-    /// Measured launch shapes of kernels for a GPU: those of this file alone, which is never written; or none [default:
+    /// Measured launch shapes for a GPU: only those of this file, which is never written; or none [default:
     /// those that `bench --tune` stored for the GPU]
     #[arg(long, value_name = "FILE")]
     tuning: Option<String>,
 }
 
-/// What was asked for.
+/// The requested launch shapes.
 #[derive(Debug, PartialEq)]
 pub enum Choice {
-    /// what is stored for the GPU, and what will be
+    /// the stored ones of the GPU, to which new ones are added
     Stored,
-    /// exactly these
+    /// only these
     Frozen(Tuning),
 }
 
 impl TuningArguments {
-    /// Whether something was asked for.
+    /// Whether `--tuning` was given.
     pub fn is_given(&self) -> bool {
         self.tuning.is_some()
     }
 
-    /// What was asked for, read if it is a file.
+    /// The requested launch shapes, read if they are a file.
     pub fn choice(&self) -> Result<Choice> {
         match self.tuning.as_deref() {
             None => Ok(Choice::Stored),
@@ -55,7 +55,7 @@ impl Choice {
         Choice::Frozen(Tuning::default())
     }
 
-    /// The launch shapes for a GPU of a name. A stored file that cannot be used is named on standard error and left alone.
+    /// The launch shapes for a named GPU. An unusable stored file is ignored with a warning on standard error.
     pub fn of(&self, name: &str) -> Tuning {
         match (self, path(name)) {
             (Choice::Frozen(tuning), _) => tuning.clone(),
@@ -64,7 +64,7 @@ impl Choice {
         }
     }
 
-    /// Those for a GPU that need not be there: nothing is stored for it.
+    /// The launch shapes for a GPU that need not be present: nothing is stored for it.
     pub fn of_none(self) -> Tuning {
         match self {
             Choice::Frozen(tuning) => tuning,
@@ -72,7 +72,7 @@ impl Choice {
         }
     }
 
-    /// Stores launch shapes for a GPU of a name beside those of other kernels, and says where; nowhere if the choice is
+    /// Stores launch shapes for a named GPU beside those of other kernels, and returns the path; stores nothing if the choice is
     /// frozen.
     pub fn keep(&self, name: &str, newer: Tuning) -> Result<Option<PathBuf>> {
         if *self != Choice::Stored {

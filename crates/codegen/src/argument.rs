@@ -1,8 +1,8 @@
-//! Arguments of a kernel: how a family binds them, and what a device has to know of them.
+//! Arguments of a kernel, in the form of kernel families and in the form that a device needs.
 
 use deuteron_graph::{Dtype, Graph, NodeId};
 
-/// Which buffer an argument is, and how it lies there: what a kernel family works with.
+/// The buffer and layout of an argument, as kernel families use it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ArgBinding {
     /// the node that owns the buffer
@@ -25,7 +25,7 @@ impl ArgBinding {
         ArgBinding { base, dtype: graph.node(base).dtype, written, offset, leading: Vec::new(), table_rows: 0 }
     }
 
-    /// A value that the kernel hands over in memory of its own, of this type: it is in no buffer of the plan.
+    /// A value of this type that the kernel passes on in its workspace: it is in no buffer of the plan.
     pub fn internal(&self, dtype: Dtype) -> ArgBinding {
         ArgBinding { dtype, written: false, offset: 0, leading: Vec::new(), table_rows: 0, ..self.clone() }
     }
@@ -41,8 +41,8 @@ impl ArgBinding {
     }
 }
 
-/// Elements from the first one on that axes of these sizes and strides reach, with `run` elements at their end. What no number
-/// holds is the largest number: a reach that wrapped around would fit a buffer that is too small.
+/// The reach in elements of axes with these sizes and strides, with `run` elements at their end. It saturates:
+/// a reach that wrapped around would fit a buffer that is too small.
 pub fn strided_reach(axes: impl IntoIterator<Item = (usize, usize)>, run: usize) -> usize {
     let add = |reach: Option<usize>, (size, stride): (usize, usize)| {
         reach.filter(|_| size > 0).map(|reach| reach.saturating_add((size - 1).saturating_mul(stride)))
@@ -50,15 +50,15 @@ pub fn strided_reach(axes: impl IntoIterator<Item = (usize, usize)>, run: usize)
     axes.into_iter().fold(Some(run), add).unwrap_or(0)
 }
 
-/// Elements of axes of these sizes; the largest number where no number holds them.
+/// Number of elements of axes with these sizes, saturating.
 pub fn saturating_elements(sizes: &[usize]) -> usize {
     if sizes.contains(&0) { 0 } else { sizes.iter().fold(1, |product, &size| product.saturating_mul(size)) }
 }
 
-/// Starts of vectors: the widest that any kernel loads or stores at once.
+/// Alignment of vectors: the widest that any kernel loads or stores at once.
 pub const VECTOR_BYTES: usize = 16;
 
-/// What a device has to know of an argument: it checks the reach of each against its buffer before a kernel runs.
+/// An argument as a device needs it: the device checks its reach against its buffer before a kernel runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Argument {
     /// the node that owns the buffer
@@ -67,16 +67,16 @@ pub struct Argument {
     pub dtype: Dtype,
     /// whether it is written
     pub written: bool,
-    /// what the address of its buffer must be a multiple of
+    /// required alignment of its buffer's address
     pub alignment: usize,
     /// bytes from the start of its buffer that the kernel may touch
     pub reach: usize,
-    /// the argument whose memory it is, where a result takes the place of an operand
+    /// the argument whose memory it shares, if a result replaces an operand
     pub in_place_of: Option<usize>,
 }
 
 impl Argument {
-    /// An argument of which so many elements from its first one on may be touched. Buffers start where vectors do.
+    /// An argument with a reach of this many elements from its first one. Buffers are aligned to vectors.
     pub fn new(binding: &ArgBinding, elements: usize) -> Argument {
         let reach = binding.offset.saturating_add(elements).saturating_mul(binding.dtype.bytes());
         let reach = if elements == 0 { 0 } else { reach };
@@ -84,13 +84,13 @@ impl Argument {
         Argument { base, dtype, written, alignment: VECTOR_BYTES, reach, in_place_of: None }
     }
 
-    /// The same where elements are accessed one by one, wherever the buffer starts.
+    /// The same with access by single elements, for any alignment of the buffer.
     pub fn of_elements(self) -> Argument {
         Argument { alignment: self.dtype.bytes(), ..self }
     }
 }
 
-/// Where the index stands that a kernel looked up and found outside of its table: what an error message needs.
+/// The location of an index that a kernel found out of range, for the error message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lookup {
     /// the argument that the kernel names in its fault word
@@ -99,9 +99,9 @@ pub struct Lookup {
     pub indices: usize,
     /// its first element
     pub offset: usize,
-    /// (size, stride) of the axes that a row's number is taken apart into, outermost first
+    /// (size, stride) of the axes into which a row's number is decomposed, outermost first
     pub axes: Vec<(usize, usize)>,
-    /// how many rows there are to pick from
+    /// rows of the table
     pub table_rows: usize,
 }
 

@@ -67,12 +67,12 @@ pub enum Expr {
 pub enum Access {
     /// `cols` contiguous elements at an offset that depends on the row (a stride of 0 repeats one row).
     Row,
-    /// As `Row`, but the row is picked by the `i32` element of argument `index` (which is `PerRow`).
+    /// As `Row`, but the row is selected by the `i32` element of argument `index` (which is `PerRow`).
     GatheredRow {
         /// position of the index argument
         index: u16,
     },
-    /// One element a row (strides of 0: one element for all).
+    /// One element per row (strides of 0: one element for all).
     PerRow,
     /// Finished column sums: `cols` contiguous elements (or 1, if a scalar is summed), written once, after all rows.
     Columns,
@@ -112,7 +112,7 @@ pub enum Stage {
     },
     /// Stores an expression.
     Store {
-        /// what is stored
+        /// the kind of result
         value: ExprId,
         /// the argument
         arg: u16,
@@ -128,7 +128,7 @@ impl Stage {
     }
 }
 
-/// What a line of a kernel came from.
+/// The origin of a line of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// an expression of the body
@@ -244,7 +244,7 @@ impl Body {
         (0..self.exprs.len() as u32).map(ExprId)
     }
 
-    /// For each expression: is it the same for all columns of a row?
+    /// For each expression, whether it is the same for all columns of a row.
     pub fn uniform(&self) -> Vec<bool> {
         let mut uniform: Vec<bool> = Vec::with_capacity(self.exprs.len());
         for expr in &self.exprs {
@@ -258,7 +258,7 @@ impl Body {
         uniform
     }
 
-    /// For each expression: after how many sweeps over the row its value can be known.
+    /// For each expression, the number of passes over the row before its value is known.
     pub fn levels(&self) -> Vec<usize> {
         let mut reduced = vec![0; self.row_values as usize];
         let mut levels: Vec<usize> = vec![0; self.exprs.len()];

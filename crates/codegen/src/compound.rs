@@ -1,11 +1,11 @@
-//! Activations, found again among the primitives they were expanded into: one function instead of ten operations.
+//! Recognises activations among the primitives they were expanded into: one function instead of ten operations.
 
 use deuteron_graph::{Activation, BinaryOp, UnaryOp};
 
 use crate::body::{Body, Expr, ExprId};
 
-/// The activation that an expression ends, and what it is applied to. Only where nobody else reads what is inside. ReLU is
-/// never found: it is one operation already. `uses` are [`Body::use_counts`].
+/// The activation that ends at an expression, and its argument, if nothing else reads its interior. ReLU is
+/// never recognised: it is one operation already. `uses` are [`Body::use_counts`].
 pub(crate) fn activation(body: &Body, uses: &[usize], id: ExprId) -> Option<(Activation, ExprId)> {
     let (x, gate) = binary(body, BinaryOp::Mul, id)?;
     if uses[gate.index()] != 1 {
@@ -22,7 +22,7 @@ pub(crate) fn activation(body: &Body, uses: &[usize], id: ExprId) -> Option<(Act
     (matches && uses[x.index()] == 1).then_some((Activation::GeluErf, whole))
 }
 
-/// The gradient of GELU's tanh form that an expression ends: (incoming gradient, what GELU was applied to). As
+/// The gradient of GELU's tanh form that ends at an expression: (incoming gradient, argument of GELU). As
 /// differentiation leaves it: `g s + t slope f + u + u`, where `s` is the gate, `f = 0.044715 x^2 + 1`,
 /// `t = (g x) (s (1 - s))` and `u = t (slope x) 0.044715 x`.
 pub(crate) fn gelu_tanh_gradient(body: &Body, uses: &[usize], id: ExprId) -> Option<(ExprId, ExprId)> {

@@ -1,6 +1,6 @@
-//! What a kernel family returns: plain data that a device compiles, checks and runs without knowing what it computes.
+//! The result of a kernel family: plain data that a device compiles, checks and runs without knowing what it computes.
 //!
-//! A `Family` looks at a group and makes an `Offer`: the work for the cost model, and on request the [`Kernel`], which is a
+//! A `Family` examines a group and makes an `Offer`: the work for the cost model, and on request the [`Kernel`], which is a
 //! [`Source`] (what is compiled) and a [`Launch`] (what is run: arguments with their reach, and grids, tasks or a library call).
 
 use std::collections::hash_map::DefaultHasher;
@@ -31,7 +31,7 @@ impl Kernel {
     }
 }
 
-/// What is compiled. Two sources that are equal are one compiled kernel.
+/// The compiled part. Two equal sources are one compiled kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Source {
     /// a CUDA translation unit
@@ -43,7 +43,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// A number that tells sources of devices apart whose launches name entries and parameters of one text. Tasks carry their program.
+    /// A number that identifies a source whose launches name entries and parameters of its text. Tasks carry their program.
     fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         match self {
@@ -65,10 +65,10 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// What is run. A device checks the reach of every argument against its buffer, and nothing else: that a kernel touches no byte beyond it is for
-/// the family that makes the launch. A launch of the CPU's tasks is therefore made by an unsafe function alone,
-/// [`assemble`](crate::cpu::family::assemble). Grids and library calls are data that say where a GPU reads and writes; whoever makes them
-/// answers for their text as for any CUDA source, because no check stands between it and the memory of the GPU's context.
+/// The run part. A device only checks the reach of every argument against its buffer: that a kernel accesses no byte beyond it is guaranteed by
+/// the family that makes the launch. A launch of CPU tasks is therefore only made by an unsafe function,
+/// [`assemble`](crate::cpu::family::assemble). Grids and library calls are data that say where a GPU reads and writes; the code that makes them
+/// is responsible for their text as for any CUDA source, because nothing checks its accesses to the GPU's memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Launch {
     arguments: Vec<Argument>,
@@ -91,12 +91,12 @@ pub enum Execution {
     Library(Box<LibraryLaunch>),
 }
 
-/// Which of the ways to do it was taken, for a person and for measured launch shapes.
+/// The chosen variant, for reports and for measured launch shapes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Variant {
-    /// in words; empty where there is one way alone
+    /// as text; empty if there is only one
     pub name: String,
-    /// under which a measured launch shape is kept; empty where none is
+    /// the key of a measured launch shape; empty if there is none
     pub key: String,
 }
 
@@ -115,17 +115,17 @@ impl Launch {
         Launch::new(arguments, Execution::Library(Box::new(call)))
     }
 
-    /// The same with places of indices, for messages about one outside of its table.
+    /// The same with locations of indices, for messages about an index out of range.
     pub fn with_lookups(self, lookups: Vec<Lookup>) -> Launch {
         Launch { lookups, ..self }
     }
 
-    /// The same with the name of the way that was taken, and the key of its measured launch shape.
+    /// The same with the name of the variant, and the key of its measured launch shape.
     pub fn with_variant(self, name: String, key: String) -> Launch {
         Launch { variant: Variant { name, key }, ..self }
     }
 
-    /// The same with how its matmul is cut.
+    /// The same with the tiles of its matmul.
     pub fn with_tiling(self, tiling: Tiling) -> Launch {
         Launch { tiling: Some(tiling), ..self }
     }
@@ -153,17 +153,17 @@ impl Launch {
         }
     }
 
-    /// Where the index of a fault stands, by the argument that the kernel names.
+    /// The location of a faulty index, by the argument that the kernel names.
     pub fn lookup(&self, argument: usize) -> Option<&Lookup> {
         self.lookups.iter().find(|lookup| lookup.argument == argument)
     }
 
-    /// Which way was taken.
+    /// The chosen variant.
     pub fn variant(&self) -> &Variant {
         &self.variant
     }
 
-    /// How its matmul is cut, where it has one that is a kernel of ours.
+    /// The tiles of its matmul, if it has one in our kernel.
     pub fn tiling(&self) -> Option<&Tiling> {
         self.tiling.as_ref()
     }
@@ -171,13 +171,13 @@ impl Launch {
 
 /// A kernel family for targets of one kind.
 pub trait Family<T>: Sync {
-    /// What it can make of a group; none where the group is not its own, or beyond what its kernels do.
+    /// Its offer for a group; none if its kernels do not support the group.
     fn offer<'a>(&self, request: Request<'a>, target: &'a T) -> Option<Box<dyn Offer + 'a>>;
 }
 
-/// A kernel that a family can make.
+/// A kernel that a family can generate.
 pub trait Offer {
-    /// What it computes and moves, for the cost model.
+    /// Its work, for the cost model.
     fn work(&self) -> Work;
     /// The kernel.
     fn kernel(self: Box<Self>) -> Kernel;
@@ -188,7 +188,7 @@ pub fn offered<'a>(work: impl Fn() -> Work + 'a, kernel: impl FnOnce() -> Kernel
     Some(Box::new(Offered { work, kernel }))
 }
 
-/// An offer of what a group is lowered to, which is done when it is asked for.
+/// An offer that lowers the group on demand.
 pub fn offered_lowered<'a, L: 'a>(
     lower: impl Fn() -> L + Clone + 'a,
     work: impl Fn(L) -> Work + 'a,
@@ -213,7 +213,7 @@ impl<W: Fn() -> Work, K: FnOnce() -> Kernel> Offer for Offered<W, K> {
     }
 }
 
-/// A group, and what is asked of its kernel.
+/// A group, and the requirements of its kernel.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// the group

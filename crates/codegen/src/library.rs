@@ -1,5 +1,5 @@
-//! A matmul by a vendor's library, as data: `c = f(a b + bias) + residual`, where each part may be missing, and GELU and residual
-//! exclude each other. The device has the library, or runs the kernel of ours that comes with the call.
+//! A matmul by a vendor's library, as data: `c = f(a b + bias) + residual`, where each part is optional, and GELU and residual
+//! exclude each other. The device uses the library, or runs our kernel that comes with the call.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::argument::ArgBinding;
 use crate::cuda::grid::{CudaSource, Grids};
 use crate::matmul_shape::MatmulShape;
 
-/// What follows a matmul in its kernel. The list is closed: it is what cuBLASLt has.
+/// The epilogue of a library matmul. The list is closed: these are the epilogues of cuBLASLt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LibraryEpilogue {
     /// `a b`
@@ -26,7 +26,7 @@ pub enum LibraryEpilogue {
     BiasResidual,
 }
 
-/// What an argument of a library call is.
+/// The role of an argument of a library call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operand {
     /// the first operand
@@ -35,7 +35,7 @@ pub enum Operand {
     B,
     /// one number per column of the result, contiguous
     Bias,
-    /// a tensor that lies as the result does
+    /// a tensor with the layout of the result
     Residual,
     /// the result
     C,
@@ -78,7 +78,7 @@ impl LibraryEpilogue {
         }
     }
 
-    /// In words, after "matrix product".
+    /// As text, after "matrix product".
     pub fn name(self) -> &'static str {
         match self {
             LibraryEpilogue::None => "",
@@ -91,7 +91,7 @@ impl LibraryEpilogue {
     }
 }
 
-/// A matmul of a library: what is known of it before its sizes.
+/// The compile-time parameters of a library matmul.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LibraryCall {
     /// storage type of operands and result; of i8 the result is f32. Sums are f32, of i8 i32

@@ -1,4 +1,4 @@
-//! Sums that can be taken a sweep earlier: the sum of `u a + v b`, with `u` and `v` numbers of the row, is
+//! Sums that can be computed one pass earlier: the sum of `u a + v b`, with `u` and `v` numbers of the row, is
 //! `u sum(a) + v sum(b)`. So the gradient of a norm, as it comes from its parts, needs one barrier instead of two.
 
 use deuteron_graph::{BinaryOp, ReduceOp, UnaryOp};

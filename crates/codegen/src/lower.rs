@@ -1,4 +1,4 @@
-//! Row work to a body: nodes become expressions, operands become arguments, strides become launch data.
+//! Lowering of row work to a body: nodes become expressions, operands become arguments, strides become launch data.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ pub struct LoweredRows {
     pub launch: RowLaunch,
 }
 
-/// What is known of row work at run time: rows, strides, which buffers.
+/// The run-time parameters of row work: rows, strides, buffers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RowLaunch {
     /// in the order of the body's arguments
@@ -47,7 +47,7 @@ pub fn lower_rows(group: &Draft, handed: &[NodeId]) -> LoweredRows {
     lower_space(group, handed, |_| false).0
 }
 
-/// Lowers a row group, and says for each expression and stage which node it came from.
+/// Lowers a row group, with the origin of each expression and stage.
 pub fn lower_with_origins(group: &Draft) -> (LoweredRows, Origins) {
     lower_space(group, &[], |space| is_flat(group.graph, group.placement, group, space))
 }
@@ -129,7 +129,7 @@ struct RowLowering<'a> {
     group: &'a Draft<'a>,
     space: Space,
     flat: bool,
-    /// Nodes whose values are handed over as `f32`.
+    /// Nodes whose values are passed as `f32`.
     handed: &'a [NodeId],
     exprs: Exprs,
     args: Vec<ArgSpec>,
@@ -261,7 +261,7 @@ impl RowLowering<'_> {
         }
     }
 
-    /// One element a row, in a space of several columns. In a space of one column it is a row like any other.
+    /// One element per row, in a space of several columns. In a space of one column it is a row like any other.
     fn is_per_row(&self, shape: &Shape) -> bool {
         shape.cols() == 1 && self.space.cols != 1
     }
@@ -278,7 +278,7 @@ impl RowLowering<'_> {
 
     fn row_reduce(&mut self, op: ReduceOp, value: ExprId, cols: usize) -> ExprId {
         if cols == 1 && self.space.cols != 1 {
-            // One number a row, in a kernel whose rows are longer: there is nothing to sweep over.
+            // One number per row, in a kernel whose rows are longer: there is nothing to sweep over.
             return match op {
                 ReduceOp::Sum | ReduceOp::Mean | ReduceOp::Max => value,
                 ReduceOp::AbsMax => self.exprs.make(Expr::Unary(UnaryOp::Abs, value)),
@@ -355,7 +355,7 @@ impl RowLowering<'_> {
         self.exprs.make(Expr::Load(arg))
     }
 
-    /// Constants, indices and random masks, which no buffer holds.
+    /// Constants, indices and random masks, which are in no buffer.
     fn pattern(&mut self, id: NodeId) -> ExprId {
         let node = self.graph.node(id);
         match &node.op {

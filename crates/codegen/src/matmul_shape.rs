@@ -1,4 +1,4 @@
-//! Sizes and strides of a matmul, as its operands lie.
+//! Sizes and strides of a matmul and its operands.
 
 use deuteron_graph::{Graph, NodeId, Op};
 use deuteron_plan::{Layout, Placed, Placement};

@@ -1,5 +1,5 @@
-//! Arguments of row work, alone or around the core of another kernel: how far they reach, which results are in place of operands,
-//! where indices stand.
+//! Arguments of row work, alone or around the core of another kernel: their reach, results that replace operands,
+//! and locations of indices.
 
 use deuteron_graph::NodeId;
 
@@ -26,7 +26,7 @@ pub fn in_place(mut arguments: Vec<Argument>, updates: &[ArgUpdate]) -> Vec<Argu
     arguments
 }
 
-/// Whatever has the arguments of a row kernel.
+/// Types with the arguments of a row kernel.
 pub trait RowArguments {
     /// in the order of a launch
     fn row_arguments(&self) -> &[ArgSpec];
@@ -44,7 +44,7 @@ impl RowArguments for TileProgram {
     }
 }
 
-/// Elements from its first one on that an argument of row work over so many rows and columns reaches.
+/// Elements from its first one on that an argument of row work over this many rows and columns reaches.
 pub fn reach(spec: &ArgSpec, binding: &ArgBinding, rows: usize, cols: usize) -> usize {
     if rows == 0 {
         return 0;
@@ -59,7 +59,7 @@ pub fn reach(spec: &ArgSpec, binding: &ArgBinding, rows: usize, cols: usize) -> 
 }
 
 impl LoweredRows {
-    /// What a device has to know of its arguments.
+    /// Its arguments, as a device needs them.
     pub fn arguments(&self) -> Vec<Argument> {
         let RowLaunch { args, rows, cols, .. } = &self.launch;
         let width = |position: usize| {

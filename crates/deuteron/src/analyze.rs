@@ -1,4 +1,4 @@
-//! What to fuse, why, and what it is worth: a graph and a machine in, an [`Analysis`] out. Nothing is run.
+//! Analyses a graph for a machine: what to fuse, why, and the predicted gain, as an [`Analysis`]. No kernel is run.
 
 mod flip;
 mod recompute;
@@ -20,38 +20,38 @@ use deuteron_report::Analysis;
 
 use crate::error::Error;
 
-/// How to analyse.
+/// Options of an analysis.
 #[derive(Debug, Clone)]
 pub struct AnalyzeOptions {
     /// the machine the plan is for
     pub machine: Machine,
     /// fusions forced and forbidden
     pub pins: Vec<Pin>,
-    /// what kernels are rendered for; none for a GPU of unknown instruction set
+    /// the target of code generation; none for a GPU of unknown instruction set
     pub backend: Option<Backend>,
-    /// whether the source of every kernel is wanted, where it can be generated
+    /// whether to include the source of every kernel that can be generated
     pub sources: bool,
-    /// compiles every CUDA kernel that can be generated, for its registers
+    /// compiles every CUDA kernel that can be generated, to report its registers
     pub compiler: Option<Compiler>,
     /// whether every forward value that backward reads is stored, instead of deciding by bytes
     pub keep_all: bool,
-    /// what plans may be made of
+    /// which kernels plans may contain
     pub kernels: Kernels,
     /// how fusions are scored
     pub scoring: Scoring,
 }
 
-/// What plans are made of.
+/// Which kernels plans may contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernels {
-    /// what can be generated; the best plan with every skeleton is shown beside, where it is another one
+    /// only kernels that can be generated; the best plan with every skeleton is listed too if it differs
     Generated,
     /// every skeleton of the planner, whether or not it can be generated yet
     Conceivable,
 }
 
 impl AnalyzeOptions {
-    /// For a machine, nothing pinned, with what can be generated: what `fuse` would run there.
+    /// The default options for a machine: no pins, only kernels that can be generated, which is what `fuse` would run there.
     pub fn on(machine: Machine) -> AnalyzeOptions {
         let target = |arch: Arch| CudaTarget::new(arch, machine.count(Quantity::Processors));
         let backend = match machine.kind {

@@ -47,23 +47,23 @@ pub struct BenchRow {
     pub dtype: String,
     /// where it ran
     pub device: String,
-    /// median microseconds, fused; on a GPU kernels launched one by one, without a wait in between
+    /// median microseconds, fused; on a GPU, kernels are launched one by one without synchronising in between
     pub fused_us: f64,
-    /// the same from a recording of all launches, on a device that has such a thing
+    /// the same from a CUDA graph of all launches, on a device that supports it
     pub fused_graph_us: Option<f64>,
-    /// median microseconds, a kernel a builder call
+    /// median microseconds, a kernel per builder call
     pub unfused_us: f64,
-    /// the same from a recording
+    /// the same from a CUDA graph
     pub unfused_graph_us: Option<f64>,
-    /// the same with every step of attention a kernel, scores in memory, from a recording where there is one; of an op that attends
+    /// for attention ops: the same with one kernel per step and scores in memory, from a CUDA graph if there is one
     pub eager_us: Option<f64>,
     /// compulsory bytes of that plan
     pub bytes_eager: Option<u64>,
-    /// unfused over fused time, from recordings where there are such
+    /// unfused over fused time, from CUDA graphs if there are any
     pub speedup: f64,
-    /// what the planner predicts, fused
+    /// predicted microseconds, fused
     pub predicted_us: f64,
-    /// what it predicts, unfused
+    /// predicted microseconds, unfused
     pub predicted_unfused_us: f64,
     /// compulsory bytes, fused
     pub bytes_fused: u64,
@@ -98,9 +98,9 @@ pub struct KernelRow {
     pub predicted_us: f64,
     /// compulsory bytes
     pub bytes: u64,
-    /// bytes a second
+    /// bytes per second
     pub gbps: f64,
-    /// over the speed of a copy of as many bytes
+    /// as a share of the bandwidth of a copy of as many bytes
     pub fraction_of_copy: f64,
 }
 
@@ -115,11 +115,11 @@ pub struct BenchCase {
     pub cols: usize,
     /// storage type
     pub dtype: Dtype,
-    /// its gradient instead of itself
+    /// whether to measure its gradient instead
     pub backward: bool,
-    /// sequences and heads of an op that attends
+    /// sequences and heads of an attention op
     pub heads: Heads,
-    /// of an op that routes rows to experts
+    /// experts of a routed op
     pub experts: ExpertSizes,
 }
 
@@ -137,9 +137,9 @@ struct Measured {
     fused_graph: Option<Duration>,
     unfused: Duration,
     unfused_graph: Option<Duration>,
-    /// of each kernel of the unfused plan; none where it was not measured
+    /// of each kernel of the unfused plan; none if it was not measured
     kernels: Vec<Option<Duration>>,
-    /// of the faster way to copy
+    /// of the faster kind of copy
     copy: Duration,
 }
 

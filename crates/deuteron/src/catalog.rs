@@ -1,7 +1,7 @@
 //! The catalogue: every fused op, defined once as a graph. Ready-made functions, `ops`, `bench` and `fuse` all start here.
 //!
-//! An op is an entry of a table (`row_ops.rs`, `matmul_ops.rs`) and values of its attributes. All that is known of an op
-//! stands in its entry.
+//! An op is an entry of a table (`row_ops.rs`, `matmul_ops.rs`) and values of its attributes. Everything about an op
+//! is in its entry.
 
 use deuteron_graph::{Activation, Callee, CompositeKind, Dtype, Gelu, Graph, Mask, NodeId, Op};
 use deuteron_plan::Strategy;
@@ -54,7 +54,7 @@ pub enum Norm {
     Rms,
 }
 
-/// What becomes of the losses of rows.
+/// The reduction of the losses over rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// they are the result
@@ -65,20 +65,20 @@ pub enum Reduction {
     Sum,
 }
 
-/// Attributes of fused ops. Each op has some of them; the others mean nothing to it.
+/// Attributes of fused ops. Each op uses some of them and ignores the others.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attributes {
-    /// what is applied, or nothing
+    /// the activation, if any
     pub act: Option<Activation>,
     /// the form of a gate's GELU
     pub gelu: Gelu,
     /// which norm
     pub norm: Norm,
-    /// what a norm adds to the variance
+    /// the norm's epsilon
     pub eps: f64,
     /// probability that dropout drops an element
     pub p: f64,
-    /// what a softmax leaves out
+    /// the mask of a softmax
     pub mask: Mask,
     /// factor of the scores, 1 if there is none
     pub scale: Option<f64>,
@@ -94,11 +94,11 @@ pub struct Attributes {
     pub requantize: bool,
     /// whether rows go to several experts, whose results are weighted and added
     pub weighted: bool,
-    /// what becomes of the losses of rows
+    /// the reduction of the losses over rows
     pub reduction: Reduction,
-    /// share of a target's weight that all classes have evenly
+    /// label smoothing: the share of a target's weight that is spread evenly over all classes
     pub smoothing: f64,
-    /// a target whose row has no loss
+    /// the target value whose rows have no loss
     pub ignored: Option<i32>,
 }
 
@@ -121,7 +121,7 @@ impl FusedOp {
         ROW_OPS.iter().chain(MATMUL_OPS).map(|entry| entry.usual()).collect()
     }
 
-    /// Every op with every attribute that changes its arithmetic: what the tests run.
+    /// Every op with every attribute that changes its arithmetic, for the tests.
     pub fn variants() -> Vec<FusedOp> {
         let mut all = FusedOp::catalog();
         for act in &Activation::ALL[1..] {
@@ -205,12 +205,12 @@ impl FusedOp {
         self.entry.name
     }
 
-    /// What it computes, for a person.
+    /// Its formula, as text.
     pub fn formula(&self) -> &'static str {
         self.entry.formula
     }
 
-    /// Whether it is made of row kernels, matmuls of scores aside: those whose cost is that of memory.
+    /// Whether it consists of row kernels (except for matmuls of scores), so that memory dominates its time.
     pub fn is_rows(&self) -> bool {
         self.entry.is_rows
     }
@@ -220,7 +220,7 @@ impl FusedOp {
         self.entry.attends
     }
 
-    /// Whether its result is as long as it is wide.
+    /// Whether its result is square.
     pub fn is_square(&self) -> bool {
         self.entry.is_square
     }
@@ -244,7 +244,7 @@ impl FusedOp {
         self.entries().map(|operand| operand.name).collect()
     }
 
-    /// Names of what it returns, in order; statistics that a norm returns besides for its gradient are none of it.
+    /// Names of its results, in order, without the statistics that a norm returns for its gradient.
     pub fn outputs(&self) -> Vec<&'static str> {
         (self.entry.outputs)(&self.attributes).to_vec()
     }
@@ -259,7 +259,7 @@ impl FusedOp {
         self.entries().map(|operand| (operand.of)(sizes, &self.attributes)).collect()
     }
 
-    /// The forward graph over operands of these types. Statistics that backward takes again are outputs too.
+    /// The forward graph over operands of these types. Statistics that the backward pass reads are outputs too.
     pub fn graph(&self, operands: &[OperandType]) -> Result<Graph, Error> {
         let (mut graph, built) = self.start(operands, &[])?;
         for (name, node) in built.outputs.iter().chain(&built.saved) {
@@ -268,9 +268,9 @@ impl FusedOp {
         Ok(graph)
     }
 
-    /// The backward graph: takes operands, saved statistics, of ops that attend and go on `s`, and incoming gradients (`d_<output>`),
-    /// gives `d_<operand>`.
-    /// Inputs that it does not need are left out, so callers bind by name.
+    /// The backward graph: takes operands, saved statistics, `s` for ops that continue after attention, and incoming gradients (`d_<output>`),
+    /// and returns `d_<operand>`.
+    /// Unused inputs are left out, so callers bind by name.
     pub fn backward_graph(&self, operands: &[OperandType]) -> Result<Graph, Error> {
         match self.entry.backward {
             Backward::None => Err(Error::NoBackward(self.name())),
@@ -282,13 +282,13 @@ impl FusedOp {
         }
     }
 
-    /// The forward graph with what its gradient takes again, for an op that has one.
+    /// The forward graph with the values that its gradient reads, for an op that has one.
     pub fn training(&self, operands: &[OperandType]) -> Result<Training, Error> {
         self.training_transposed(operands, &[])
     }
 
-    /// The same with weights of linear layers that lie as `[out, in]`, and are given so: of these positions among the operands,
-    /// each of which [`FusedOp::reads_transposed`].
+    /// The same with weights of linear layers that are stored as `[out, in]`, at these positions among the operands,
+    /// each of which must satisfy [`FusedOp::reads_transposed`].
     pub fn training_transposed(&self, operands: &[OperandType], transposed: &[usize]) -> Result<Training, Error> {
         let (mut graph, built) = self.start(operands, transposed)?;
         for (name, node) in &built.outputs {
@@ -297,7 +297,7 @@ impl FusedOp {
         Training::keeping(graph, built.saved.iter().map(|&(_, node)| node).chain(built.taken).collect())
     }
 
-    /// Whether an operand is the weight of a linear layer, which may be read as it lies if it is `[out, in]`.
+    /// Whether an operand is the weight of a linear layer, which may be read in place if it is stored as `[out, in]`.
     pub fn reads_transposed(&self, operand: &str) -> bool {
         self.entries().any(|entry| entry.name == operand && entry.transposes)
     }

@@ -34,29 +34,29 @@ pub struct RandomGraphs {
     pub cases: usize,
     /// the seed of the first one; case `i` has seed `seed + i`
     pub seed: u64,
-    /// most elements that a graph's first input aims at
+    /// largest target size of a graph's first input, in elements
     pub elements: usize,
-    /// on a CPU, one in so many is run by the plan that a search finds too
+    /// on a CPU, one in this many graphs also runs under the searched plan
     pub one_searched_in: u64,
-    /// begin none after so long
+    /// start no new graph after this time
     pub limit: Option<Duration>,
 }
 
 impl RandomGraphs {
-    /// So many from a seed on, of all sizes, one in eight searched, however long it takes.
+    /// `cases` graphs from a seed on, of all sizes, one in eight also under the searched plan, without a time limit.
     pub fn new(cases: usize, seed: u64) -> RandomGraphs {
         RandomGraphs { cases, seed, elements: MOST_ELEMENTS, one_searched_in: 8, limit: None }
     }
 }
 
-/// What `check` found.
+/// The result of `check`.
 #[derive(Debug, Clone, Serialize)]
 pub struct CheckReport {
     /// graphs that were run
     pub cases: usize,
     /// the seed of the first one; case `i` has seed `seed + i`
     pub seed: u64,
-    /// most elements that a graph's first input aims at
+    /// largest target size of a graph's first input, in elements
     pub elements: usize,
     /// graphs with a result outside of its bound
     pub failures: usize,
@@ -66,7 +66,7 @@ pub struct CheckReport {
     pub worst_seed: u64,
     /// calls of each kind over all graphs
     pub op_counts: BTreeMap<String, usize>,
-    /// median number of calls a graph
+    /// median number of calls per graph
     pub median_ops: usize,
     /// graphs that were differentiated
     pub backward: usize,
@@ -80,7 +80,7 @@ pub struct CheckReport {
     pub devices: Vec<String>,
     /// seconds it took
     pub seconds: f64,
-    /// each failure, made small
+    /// each failure, reduced
     pub failed: Vec<Failure>,
 }
 
@@ -93,7 +93,7 @@ pub struct ShareCounts {
     pub within: Vec<u64>,
     /// outside of the bound
     pub wrong: u64,
-    /// without a bound: a decision upstream may have changed anything
+    /// without a bound: it depends on an undecided branch
     pub unbounded: u64,
 }
 
@@ -113,7 +113,7 @@ pub struct Failure {
     pub plan: String,
     /// device it ran on
     pub device: String,
-    /// output that is wrong, or what went wrong
+    /// the wrong output, or the error
     pub what: String,
     /// the smallest graph found that still fails, in text form
     pub graph: String,
@@ -207,7 +207,7 @@ impl<'a> Bed<'a> {
         Bed { engine, turn: Mutex::new(()) }
     }
 
-    /// Poisons what a session writes, runs it, and reads its outputs.
+    /// Poisons the outputs of a session, runs it, and reads them.
     fn run(&self, session: &mut Session, inputs: &[&Tensor]) -> Result<Vec<Tensor>, Error> {
         // Who panicked while it had its turn left no state behind.
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -223,7 +223,7 @@ struct Trial<'a> {
     inputs: &'a [Array],
 }
 
-/// Plans that a graph is run by.
+/// The plans under which a graph is run.
 ///
 /// On a CPU planning takes longer than running: a search prices a hundred groups of an average graph. Every graph is run with
 /// one kernel per primitive, per composite, and per group of the greedy plan, and some by the plan that a search finds too. On a GPU each kernel has to go
@@ -252,7 +252,7 @@ struct Outcome {
     failure: Option<(Strategy, String)>,
 }
 
-/// Runs the graph of a seed by every plan.
+/// Runs the graph of a seed under every plan.
 fn trial(bed: &Bed<'_>, seed: u64, graphs: &RandomGraphs) -> Outcome {
     let (case, expected) = match random_bounded_case(seed, graphs.elements) {
         Ok((case, bounded)) => (case, Ok(Expected::of(bounded))),
@@ -316,7 +316,7 @@ pub fn tensors(graph: &Graph, inputs: &[Array]) -> Result<Vec<Tensor>, Error> {
     graph.inputs().iter().zip(inputs).map(|(&id, array)| Tensor::from_array(graph.node(id).dtype, array)).collect()
 }
 
-/// The time a failure may be made smaller for.
+/// Time limit for reducing a failure.
 const MINIMISE: Duration = Duration::from_secs(10);
 
 /// Looks for a smaller graph that still fails: one output, then any inner value turned into an input.

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs: where they are looked for, and an engine on one of them.
+//! NVIDIA GPUs: finding CUDA's libraries, and opening an engine.
 
 pub use deuteron_codegen::cuda::{Arch, BadTuning, CudaTarget, RowConfig, Tuning};
 pub use deuteron_device::cuda::library::{self, Search};
@@ -24,7 +24,7 @@ pub fn compiler(search: &Search) -> Result<Compiler, Error> {
     Ok(Compiler::new(library::nvrtc(search).map_err(DeviceError::from)?))
 }
 
-/// Whether a library of the toolkit was missing, so that more places may be worth a look.
+/// Whether a library of the toolkit was missing, so that more places should be searched.
 pub fn is_missing_library(error: &Error) -> bool {
     matches!(cause(error), Some(CudaError::LibraryMissing { library, .. }) if *library != DRIVER)
 }

@@ -1,4 +1,4 @@
-//! What this machine has, and how fast it copies.
+//! Devices and libraries of this machine, and its copy bandwidth.
 
 use std::path::{Path, PathBuf};
 
@@ -12,29 +12,29 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::times::median;
 
-/// What `doctor` found. The JSON form has these fields.
+/// The result of `doctor`. The JSON form has these fields.
 #[derive(Debug, Clone, Serialize)]
 pub struct DoctorReport {
     /// of this program
     pub version: String,
-    /// the device that `auto` picks
+    /// the device that `auto` chooses
     pub device: String,
-    /// instruction sets this processor runs, best first
+    /// instruction sets that this processor supports, best first
     pub instruction_sets: Vec<String>,
     /// copies of several sizes
     pub copy: Vec<CopyRow>,
-    /// the word on GPUs
+    /// GPUs
     pub cuda: CudaReport,
 }
 
 /// GPUs, and what is needed to use them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CudaReport {
-    /// those that can be used
+    /// the usable GPUs
     pub gpus: Vec<GpuRow>,
     /// why there is none, if there is none
     pub problem: Option<String>,
-    /// the driver, the compiler and the library of products
+    /// the driver, the compiler and the matmul library
     pub libraries: Vec<LibraryRow>,
     /// the folder of compiled kernels
     pub cache: Option<CacheRow>,
@@ -45,19 +45,19 @@ pub struct CudaReport {
 pub struct GpuRow {
     /// its number, as in `--device cuda:N`
     pub ordinal: usize,
-    /// what its maker calls it
+    /// its name
     pub name: String,
-    /// what kernels are compiled for
+    /// its instruction set
     pub arch: String,
     /// such as `9.0`
     pub compute_capability: String,
     /// multiprocessors
     pub processors: usize,
-    /// all of its memory
+    /// its total memory
     pub memory_bytes: usize,
-    /// what is free now
+    /// its free memory
     pub free_bytes: usize,
-    /// the newest CUDA that its driver serves
+    /// the newest CUDA version that its driver supports
     pub driver: String,
 }
 
@@ -98,7 +98,7 @@ pub struct CopyRow {
     pub copy_gbps: f64,
 }
 
-/// Looks at the machine and measures copies of these sizes. CUDA is looked for as a command would look for it.
+/// Inspects the machine and measures copies of these sizes. CUDA is searched as a command would search for it.
 pub fn doctor(engine: &Engine, sizes: &[usize], search: &Search, cache: Option<&Path>) -> Result<DoctorReport, Error> {
     Ok(DoctorReport {
         version: env!("CARGO_PKG_VERSION").to_string(),
@@ -109,7 +109,7 @@ pub fn doctor(engine: &Engine, sizes: &[usize], search: &Search, cache: Option<&
     })
 }
 
-/// What there is of CUDA. Nothing here is an error: what is missing is said.
+/// The installed parts of CUDA. Missing parts are reported and are not an error.
 fn cuda(search: &Search, cache: Option<&Path>) -> CudaReport {
     let libraries = vec![
         row("driver", library::driver(search).map(|found| (found.path().to_path_buf(), found.version()))),

@@ -1,4 +1,4 @@
-//! A graph's kernels for a GPU, run on the emulator and held against the f64 reference. No GPU and no CUDA compiler is needed.
+//! Runs a graph's GPU kernels on the emulator and compares them with the f64 reference. Needs neither a GPU nor a CUDA compiler.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -33,7 +33,7 @@ pub struct Choice<'a> {
     pub text: Option<String>,
 }
 
-/// What the emulator ran, and what came of it.
+/// The kernels that the emulator ran, and their results.
 #[derive(Debug, Clone)]
 pub struct Emulation {
     /// in their order
@@ -45,15 +45,15 @@ pub struct Emulation {
 /// A kernel that the emulator ran.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmulatedKernel {
-    /// of its group
+    /// the name of its group
     pub name: String,
     /// `row<<<8, 96>>>`
     pub launches: Vec<String>,
-    /// what its accesses cost, from a toolchain that counts
+    /// the cost of its accesses, if the toolchain counts them
     pub accesses: Option<Accesses>,
 }
 
-/// Plans a graph for an H200 and runs it on inputs from seed 1, each kernel under so many orders of its threads. Files go to `folder`.
+/// Plans a graph for an H200 and runs it on inputs from seed 1, each kernel under `orders` orders of its threads. Files go to `folder`.
 pub fn emulate(
     toolchain: &Toolchain,
     folder: &Path,
@@ -135,7 +135,7 @@ impl Values {
         Ok(Values { bytes: bytes.collect::<Result<_, Error>>()? })
     }
 
-    /// The bytes of some values. What no kernel wrote is NaN.
+    /// The bytes of some values. Elements that no kernel wrote are NaN.
     fn of(&mut self, graph: &Graph, nodes: impl Iterator<Item = NodeId> + Clone) -> Vec<&[u8]> {
         for node in nodes.clone() {
             self.bytes.entry(node).or_insert_with(|| vec![0xff; graph.node(node).bytes()]);

@@ -12,10 +12,10 @@ use crate::error::Error;
 use crate::session::{Session, SessionOptions};
 use crate::tensor::Tensor;
 
-/// Sessions kept, at most; beyond, the ones not in use are dropped.
+/// Maximum number of sessions kept; unused ones are dropped beyond that.
 const SESSIONS: usize = 256;
 
-/// A device and what was compiled for it. Cloning shares both.
+/// A device and its compiled sessions. Cloning shares both.
 #[derive(Clone)]
 pub struct Engine {
     device: Arc<dyn Device>,
@@ -48,12 +48,12 @@ impl Engine {
         &*self.device
     }
 
-    /// The memory that sessions keep between runs, tensors aside.
+    /// The memory that sessions keep between runs, without tensors.
     pub fn memory_stats(&self) -> MemoryStats {
         self.device.memory_stats()
     }
 
-    /// Frees the memory that no run has now. Later runs allocate it again.
+    /// Frees memory that no current run uses. Later runs allocate it again.
     pub fn release_memory(&self) {
         self.device.release_memory();
     }
@@ -97,12 +97,12 @@ impl Engine {
 }
 
 impl Tensor {
-    /// Takes raw bytes in row-major order straight to where the engine's kernels read them fastest: one copy.
+    /// Copies raw bytes in row-major order, once, directly to the memory that the engine's kernels read fastest.
     pub fn upload(engine: &Engine, dtype: Dtype, shape: impl Into<Shape>, bytes: &[u8]) -> Result<Tensor, Error> {
         Tensor::on(engine.device(), dtype, shape.into(), bytes)
     }
 
-    /// The same tensor where the engine's kernels read it fastest.
+    /// The same tensor in the memory that the engine's kernels read fastest.
     pub fn to_device(&self, engine: &Engine) -> Result<Tensor, Error> {
         self.uploaded(engine.device())
     }

@@ -1,4 +1,4 @@
-//! What a call of the public API can answer instead of a result.
+//! Errors of the public API.
 
 use deuteron_device::DeviceError;
 use deuteron_graph::memory::OutOfMemory;
@@ -49,9 +49,9 @@ pub enum Error {
     /// A view that strides cannot express.
     #[error("cannot {what} a tensor of shape {shape}: {why}")]
     TensorView {
-        /// what was asked
+        /// the requested view
         what: &'static str,
-        /// of what
+        /// its shape
         shape: Shape,
         /// why not
         why: String,
@@ -118,7 +118,7 @@ pub enum Error {
     OutputIndex {
         /// how many there are
         outputs: usize,
-        /// which was asked for
+        /// the requested output
         index: usize,
     },
     /// Operands of a ready-made op that do not fit it.
@@ -134,7 +134,7 @@ pub enum Error {
     /// An op of the catalogue that is not there.
     #[error("unknown op `{name}`; did you mean one of: {known}?")]
     UnknownOp {
-        /// what was asked for
+        /// the requested name
         name: String,
         /// what there is
         known: String,
@@ -151,7 +151,7 @@ pub enum Error {
         /// the longest row
         widest: usize,
     },
-    /// A text or a rung in place of a kernel, where there is not one kernel.
+    /// A text or a rung in place of a kernel, but the plan does not have exactly one kernel.
     #[error(
         "`{graph}` is planned as {kernels} kernels, but a rung or a source replaces exactly one: choose an op or a --plan with one kernel"
     )]
@@ -161,7 +161,7 @@ pub enum Error {
         /// how many it is
         kernels: usize,
     },
-    /// A rung that is not written for a graph.
+    /// A rung that does not support a graph.
     #[error(
         "the rung `{rung}` does not support `{graph}`: rungs of rows are in f32 and bf16, those of attention causal, in bf16 with heads of 64"
     )]
@@ -171,7 +171,7 @@ pub enum Error {
         /// the graph
         graph: String,
     },
-    /// The emulator refused or found something.
+    /// The emulator refused a kernel or found a mistake.
     #[error(transparent)]
     Emulator(#[from] deuteron_emulator::EmulatorError),
     /// A matmul without hand-written rungs.
@@ -182,7 +182,7 @@ pub enum Error {
         /// what differs
         got: String,
     },
-    /// Variants of a kernel where a plan has none, or several.
+    /// Variants of a kernel, but the plan has none or several.
     #[error("expected a graph that is one kernel on this device, got a plan of {0} kernels")]
     SeveralKernels(usize),
     /// Launch shapes where there are none.
@@ -201,7 +201,7 @@ pub enum Error {
         /// what the device says
         problem: Box<DeviceError>,
     },
-    /// A kernel that is wrong as it is suggested: a defect of ours.
+    /// A kernel whose suggested launch shape gives wrong results: a defect of ours.
     #[error("`{kernel}` with {config} is wrong ({problem}): nothing is tuned; please report this with the graph")]
     WrongKernel {
         /// the kernel
@@ -222,7 +222,7 @@ impl From<OutOfMemory> for Error {
     }
 }
 
-/// Why a state cannot be updated to a value.
+/// Why a state cannot be updated with a value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UpdateProblem {
     /// The state is another node.
@@ -234,7 +234,7 @@ pub enum UpdateProblem {
     /// The new value is the state itself, or other memory of the caller.
     #[error("expected a value that the graph computes, got an input; a view of it is copied")]
     NotComputed,
-    /// The new value is not handed out.
+    /// The new value is not an output.
     #[error("expected a value that is an output")]
     NoOutput,
     /// One value, two states.

@@ -1,4 +1,4 @@
-//! The main job: plan a graph, run it eager, unfused and fused, prove all three against f64, measure.
+//! Plans a graph, runs it eager, unfused and fused, verifies all three against f64, and measures them.
 
 mod agreement;
 mod learn;
@@ -27,7 +27,7 @@ pub(crate) use measure::{PlanTimes, measure};
 pub use crate::seed::inputs;
 pub use agreement::{Agreement, Difference, agreement};
 
-/// What `fuse` found. The JSON form has these fields.
+/// The result of `fuse`. The JSON form has these fields.
 #[derive(Debug, Clone, Serialize)]
 pub struct FuseReport {
     /// name of the graph
@@ -44,9 +44,9 @@ pub struct FuseReport {
     pub worst_ratio: f64,
     /// the output nearest to its bound
     pub worst_output: String,
-    /// a kernel a composite, attention with its scores in memory: what textbook code runs
+    /// a kernel per composite, attention with its scores in memory: what textbook code runs
     pub eager: PlanReport,
-    /// a kernel a builder call
+    /// a kernel per builder call
     pub unfused: PlanReport,
     /// the cheapest plan
     pub fused: PlanReport,
@@ -60,7 +60,7 @@ pub struct FuseReport {
     pub refusals: Vec<RefusalReport>,
     /// seconds the f64 reference took
     pub reference_seconds: f64,
-    /// how well the model predicted each kind of kernel
+    /// the prediction error for each kind of kernel
     pub model: Vec<ClassError>,
     /// the analysis, with what was measured
     #[serde(skip)]
@@ -76,11 +76,11 @@ pub struct PlanReport {
     pub bytes: u64,
     /// median time of a run; on a GPU with kernels launched one by one
     pub ms: f64,
-    /// the same from a recording of all launches, on a device that has such a thing
+    /// the same from a CUDA graph of all launches, on a device that supports it
     pub graph_ms: Option<f64>,
-    /// the run-to-run spread over the median: of the middle half of them, or of all if they are few
+    /// the run-to-run spread over the median: the interquartile range, or the full range of a few runs
     pub spread: f64,
-    /// what the model predicted
+    /// predicted time
     pub predicted_ms: f64,
     /// bytes of intermediates
     pub arena: usize,
@@ -99,7 +99,7 @@ pub struct GroupReport {
     pub bytes: u64,
     /// median time
     pub ms: f64,
-    /// what the model predicted
+    /// predicted time
     pub predicted_ms: f64,
 }
 
@@ -123,7 +123,7 @@ pub struct FuseOptions {
     pub seed: u64,
     /// whether the graph holds gradients, which are allowed a larger multiple of the storage type's error
     pub backward: bool,
-    /// time to spend on measuring, about
+    /// approximate time to spend on measuring
     pub budget: Duration,
     /// whether the analysis holds the source of every kernel
     pub sources: bool,
@@ -135,7 +135,7 @@ impl Default for FuseOptions {
     }
 }
 
-/// Where `fuse` is, for a progress bar.
+/// The stage of `fuse`, for a progress bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// making inputs
@@ -150,7 +150,7 @@ pub enum Stage {
     Measuring,
 }
 
-/// Runs the main job on one graph.
+/// Runs all stages on one graph.
 pub fn fuse(
     engine: &Engine,
     graph: &Graph,
@@ -304,7 +304,7 @@ pub(crate) fn fill_measured(kernels: &mut [KernelSheet], times: &[Duration], ses
     }
 }
 
-/// Kinds of kernels that the model knows apart.
+/// Kinds of kernels that the cost model distinguishes.
 const KINDS: [GroupKind; 5] =
     [GroupKind::Row, GroupKind::Matmul, GroupKind::Attention, GroupKind::Copy, GroupKind::ScatterAdd];
 

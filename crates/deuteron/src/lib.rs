@@ -56,7 +56,7 @@ pub use deuteron_codegen::cpu::simd::Isa;
 pub use deuteron_device::{
     BorrowedMemory, CompiledKernel, Cpu, Device, DeviceError, Launching, MemoryStats, Recorded, Span,
 };
-/// Threads of the CPU device: how many take part, and whose they are.
+/// Threads of the CPU device: their number and their origin.
 pub mod threads {
     pub use deuteron_device::cpu::openmp::Runtime;
     pub use deuteron_device::cpu::{Pool, Sharing};

@@ -1,4 +1,4 @@
-//! The kernels of a graph, for a person to read.
+//! Listings of the kernels of a graph.
 
 use deuteron_codegen::cpu::machine::Uncovered;
 use deuteron_codegen::cpu::task::TileUse;
@@ -32,7 +32,7 @@ pub struct KernelListing {
     pub tiles: u16,
     /// row-sized temporaries of a row kernel
     pub kept_rows: u16,
-    /// sweeps over a row
+    /// passes over a row
     pub passes: usize,
     /// of a kernel for a GPU
     #[serde(flatten)]
@@ -45,12 +45,12 @@ pub struct KernelListing {
     pub language: &'static str,
     /// the generated source
     pub source: String,
-    /// what loading makes of a row kernel on a CPU
+    /// the machine code of a row kernel on a CPU
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine_code: Option<MachineCode>,
 }
 
-/// What loading makes of a row kernel on a CPU.
+/// The machine code of a row kernel on a CPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MachineCode {
@@ -70,7 +70,7 @@ impl From<Result<Vec<String>, Uncovered>> for MachineCode {
 }
 
 impl KernelListing {
-    /// The source with what kernels share named in comments instead of written out.
+    /// The source, with shared code named in comments instead of included.
     pub fn own_source(&self) -> String {
         match self.language {
             "cuda" => without_library(&self.source),
@@ -114,22 +114,22 @@ pub(crate) fn launch_of(grid: &Grid) -> String {
     format!("{}<<<{blocks}, {}{shared}>>>{cluster}", grid.entry, grid.threads)
 }
 
-/// What is known of a CUDA kernel once it is compiled.
+/// Facts about a compiled CUDA kernel.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Compiled {
-    /// registers a thread, of the function that needs the most
+    /// registers per thread, of the function that needs the most
     pub registers: u32,
     /// what the planner expected
     pub predicted_registers: u32,
-    /// bytes a thread writes and reads because registers ran out
+    /// spilled bytes per thread
     pub spill_bytes: u32,
-    /// shared memory a block, of the launch that needs the most
+    /// shared memory per block, of the launch that needs the most
     pub shared_bytes: u32,
     /// share of a multiprocessor's threads that fit at once, of the first launch
     pub occupancy: f64,
     /// how the kernel is spread over threads, and why
     pub config: String,
-    /// under which a measured config of it is kept; empty where there is none to measure
+    /// the key of its measured config; empty if there is nothing to measure
     pub key: String,
 }
 
@@ -161,7 +161,7 @@ pub(crate) fn launches(draft: &Draft, backend: &Backend) -> Vec<String> {
     grids.map_or(Vec::new(), |grids| grids.list.iter().map(|grid| grid.entry.to_string()).collect())
 }
 
-/// A GPU that need not be present: kernels are compiled for it and not run.
+/// A GPU that need not be present: kernels are compiled for it but not run.
 pub struct OfflineGpu {
     /// what the planner assumes
     pub machine: Machine,
@@ -226,16 +226,16 @@ pub fn kernels_for(gpu: &OfflineGpu, graph: &Graph, strategy: Strategy) -> Resul
     list(graph, strategy, planned_for, &rendering)
 }
 
-/// What the functions of a source need, by the compiler.
+/// Resources of the functions of a source, as the compiler reports them.
 pub(crate) fn usage(compiler: &Compiler, source: &CudaSource, target: &CudaTarget) -> Result<Vec<EntryUsage>, Error> {
     let request = Request { name: &source.name, text: &source.text, arch: target.arch.name(), options: &[] };
     Ok(compiler.compile(&request).map_err(DeviceError::from)?.entries)
 }
 
-/// What the functions of a source need; none where it is not compiled.
+/// Resources of the functions of a source; none if it was not compiled.
 type Usage<'a> = &'a dyn Fn(&Source) -> Result<Option<Vec<EntryUsage>>, Error>;
 
-/// What kernels are rendered for, and what is known of them there.
+/// The target of kernels, and the machine that predicts them.
 struct Rendering<'a> {
     backend: &'a Backend,
     usage: Usage<'a>,
@@ -310,7 +310,7 @@ pub(crate) fn occupancy(machine: &Machine, threads: u32, registers: u32, shared:
     (blocks * threads.next_multiple_of(32).max(32) as usize) as f64 / machine.get(Quantity::Threads)
 }
 
-/// Blocks that fit a multiprocessor at once. Registers are given to warps in lots of 256, shared memory in lots of 128 bytes and 1 KiB a
+/// Resident blocks per multiprocessor. Registers are allocated to warps in units of 256, shared memory in units of 128 bytes, plus 1 KiB per
 /// block for the system.
 pub(crate) fn resident_blocks(machine: &Machine, threads: u32, registers: u32, shared: u32) -> usize {
     let warps = threads.div_ceil(32).max(1) as usize;

@@ -71,7 +71,7 @@ pub struct NormedSum {
 pub struct QuantizedRows {
     /// the bytes
     pub q: Tensor,
-    /// what a byte is worth, one a row
+    /// the scale, one per row
     pub scale: Tensor,
     /// the residual stream, if one was added
     pub s: Option<Tensor>,
@@ -282,7 +282,7 @@ pub fn dropout_add_norm(
     normed_sum(engine, op, &weights.after(&[x, bias, r, dropout.seed]))
 }
 
-/// `int8` rows of `norm(x)`, or of `norm(x + r)`, with a scale a row.
+/// `int8` rows of `norm(x)`, or of `norm(x + r)`, with a scale per row.
 pub fn norm_quantize(
     engine: &Engine,
     x: &Tensor,
@@ -298,7 +298,7 @@ pub fn norm_quantize(
     }
 }
 
-/// What a softmax does besides: scale first, then mask, softmax, dropout.
+/// Options of a softmax: scale first, then mask, softmax, dropout.
 #[derive(Debug, Clone, Copy)]
 pub struct SoftmaxOptions<'a> {
     /// factor of the scores

@@ -1,4 +1,4 @@
-//! Independent pieces of work on all cores, their results handed over in one place.
+//! Independent pieces of work on all cores, with results delivered on one thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,7 +6,7 @@ use std::sync::mpsc;
 
 use deuteron_reference::on_own_thread;
 
-/// Does pieces `0..count` on all cores and hands each result to `receive`, on the calling thread, as it is done.
+/// Runs pieces `0..count` on all cores and passes each result to `receive`, on the calling thread, when it is ready.
 pub(crate) fn for_each<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync, mut receive: impl FnMut(usize, T)) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.min(count);
@@ -32,9 +32,9 @@ pub(crate) fn for_each<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync, 
     });
 }
 
-/// What a piece of work gives, or the words it panicked with: one defect must not end a run of thousands.
+/// The result of a piece of work, or its panic message: one defect must not end a run of thousands.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    // What was half-changed is dropped with the piece, and locks are taken over from who panicked.
+    // Partial changes are dropped with the piece, and poisoned locks are recovered.
     catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
         let text = payload.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| payload.downcast_ref::<&str>().copied());

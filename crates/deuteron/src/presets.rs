@@ -1,6 +1,6 @@
 //! Published transformers beside GPT-2, as graphs of their sizes: BERT, ViT and T5. Weights are inputs.
 //!
-//! What a name stands for is what runs at inference: no dropout, no padding. Of T5 both halves, each with its relative positions.
+//! The graphs are those of inference: no dropout, no padding. T5 has both halves, each with its relative positions.
 
 mod layers;
 
@@ -15,7 +15,7 @@ pub struct Preset {
     pub name: &'static str,
     /// which architecture
     pub family: Family,
-    /// blocks; of T5 in each half
+    /// blocks; for T5 those of each half
     pub layers: usize,
     /// attention heads
     pub heads: usize,
@@ -41,14 +41,14 @@ pub enum Family {
 pub struct PresetSizes {
     /// sequences, or images
     pub batch: usize,
-    /// tokens of each; an image has [`Preset::IMAGE_TOKENS`], whatever is said here
+    /// tokens of each; ignored for images, which have [`Preset::IMAGE_TOKENS`]
     pub sequence: usize,
     /// of weights and activations
     pub dtype: Dtype,
 }
 
 impl Preset {
-    /// All that there are.
+    /// All presets.
     pub const ALL: [Preset; 7] = [
         Preset::sized("bert", Family::Bert, 12, 12, 768),
         Preset::sized("bert-large", Family::Bert, 24, 16, 1024),
@@ -60,14 +60,14 @@ impl Preset {
     ];
     /// Patches of 16 x 16 of an image of 224 x 224, and the token of its class.
     pub const IMAGE_TOKENS: usize = 197;
-    /// Tokens of a sequence where nothing is said.
+    /// Default tokens per sequence.
     pub const USUAL_SEQUENCE: usize = 512;
 
     const fn sized(name: &'static str, family: Family, layers: usize, heads: usize, hidden: usize) -> Preset {
         Preset { name, family, layers, heads, hidden, inner: 4 * hidden }
     }
 
-    /// The one of a name.
+    /// The variant with this name.
     pub fn find(name: &str) -> Option<Preset> {
         Preset::ALL.into_iter().find(|preset| preset.name == name)
     }

@@ -1,8 +1,8 @@
-//! What the kernels of a graph do to the machine, before fusing and after.
+//! Times and hardware counters of the kernels of a graph, before and after fusing.
 //!
-//! [`profile`] times both plans and reads what this process can: on a GPU what compiler and driver say of each kernel, on a CPU the
-//! hardware counters. A GPU's own counters belong to Nsight Compute, which watches another process: [`run_once`] is what that one
-//! does, and [`Profile::count`] takes the table that `ncu` writes.
+//! [`profile`] times both plans and reads what this process can: on a GPU what compiler and driver report per kernel, on a CPU the
+//! hardware counters. A GPU's counters are read by Nsight Compute, which profiles another process: [`run_once`] is what that process
+//! runs, and [`Profile::count`] reads the table that `ncu` writes.
 
 pub mod ncu;
 
@@ -48,13 +48,13 @@ impl Side {
 /// How to profile.
 #[derive(Debug, Clone, Copy)]
 pub struct ProfileOptions {
-    /// time to spend on timing, about
+    /// approximate time to spend on timing
     pub budget: Duration,
     /// whether the analysis holds the source of every kernel
     pub sources: bool,
 }
 
-/// What was found.
+/// The result.
 pub struct Profile {
     /// the analysis, with times and counters of every kernel
     pub analysis: Analysis,
@@ -172,7 +172,7 @@ pub struct ProfileReport<'a> {
     pub graph: &'a str,
     /// where it ran
     pub device: &'a str,
-    /// by what it was counted, and what could not be
+    /// the source of counters, and what could not be counted
     #[serde(flatten)]
     pub profiled: Option<&'a ProfiledSheet>,
     /// unfused, fused
@@ -184,7 +184,7 @@ pub struct ProfileReport<'a> {
 pub struct PlanProfile {
     /// `unfused` or `fused`
     pub plan: &'static str,
-    /// microseconds of a run, with no profiler watching
+    /// microseconds of a run without the profiler
     pub us: f64,
     /// equal ones once
     pub kernels: Vec<KernelProfile>,
@@ -201,13 +201,13 @@ pub struct KernelProfile {
     pub size: String,
     /// how many there are in the plan
     pub count: usize,
-    /// median microseconds, with no profiler watching
+    /// median microseconds without the profiler
     pub measured_us: Option<f64>,
     /// what the planner predicts
     pub predicted_us: f64,
-    /// bytes that it must read
+    /// compulsory bytes read
     pub compulsory_read: u64,
-    /// bytes that it must write
+    /// compulsory bytes written
     pub compulsory_written: u64,
     /// what was counted
     pub counters: CounterSheet,
@@ -258,7 +258,7 @@ fn mean(sheets: &[&CounterSheet]) -> CounterSheet {
     }
 }
 
-/// What compiler and driver say of each kernel. Of a library's kernels nothing is known.
+/// What compiler and driver report per kernel. Nothing is known about a library's kernels.
 fn compiled(engine: &Engine, session: &Session) -> Result<Vec<CounterSheet>, Error> {
     let (graph, plan, device) = (session.graph(), session.plan(), engine.device());
     let of = |(group, kernel): (&Group, &std::sync::Arc<deuteron_device::CompiledKernel>)| {
@@ -283,7 +283,7 @@ const COUNTED_RUNS: usize = 3;
 /// Bytes of a cache line.
 const LINE: f64 = 64.0;
 
-/// What the CPU's counters say of each kernel; nothing, and a note, where there are none.
+/// The CPU's counters per kernel; a note if there are none.
 fn by_counters(
     sessions: &mut [Session],
     inputs: &[Tensor],

@@ -6,7 +6,7 @@ use deuteron_reference::Generator;
 use crate::error::Error;
 use crate::tensor::Tensor;
 
-/// Values repeat after this many: a prime, so that no row of a usual width is like another, and few enough to be made in
+/// Values repeat after this many: a prime, so that no two rows of a usual width are equal, and few enough to be generated in
 /// milliseconds.
 pub const PERIOD: usize = 1_048_573;
 

@@ -26,7 +26,7 @@ use crate::tensor::Tensor;
 pub struct Session {
     graph: Graph,
     plan: Plan,
-    /// of the inputs that are no states
+    /// of the inputs that are not states
     layouts: Vec<Layout>,
     /// of the states: contiguous
     state_layouts: Vec<Layout>,
@@ -86,7 +86,7 @@ impl Session {
         &self.plan
     }
 
-    /// Bytes of memory that it holds besides inputs and states: results, values in between, and scratch memory of its kernels.
+    /// Bytes of memory that it holds besides inputs and states: results, intermediates, and workspaces of its kernels.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -115,7 +115,7 @@ impl Session {
         self.executable.is_captured()
     }
 
-    /// The values that it hands out, each once: its outputs that are no states.
+    /// Its results: the outputs that are not states, each once.
     pub fn results(&self) -> &[NodeId] {
         &self.storage.outputs
     }
@@ -133,7 +133,7 @@ impl Session {
         Ok(&self.times)
     }
 
-    /// Runs the graph, on a CPU, and tells `watch` before and after each kernel.
+    /// Runs the graph on a CPU and calls `watch` before and after each kernel.
     pub fn run_watched(&mut self, inputs: &[&Tensor], watch: &mut dyn FnMut(Moment)) -> Result<(), Error> {
         self.check(inputs, &mut [])?;
         let input = |index: usize| inputs[index].memory();
@@ -150,17 +150,17 @@ impl Session {
         Tensor::read(node.dtype, node.shape.clone(), |bytes| Ok(self.executable.read(slot, bytes)?))
     }
 
-    /// Fills outputs and intermediates with NaN, so that what the next run does not write shows.
+    /// Fills outputs and intermediates with NaN, to reveal elements that the next run does not write.
     pub fn poison(&mut self) -> Result<(), Error> {
         Ok(self.executable.poison()?)
     }
 
-    /// How later runs start their kernels: one by one, or from a recording of all.
+    /// How later runs start their kernels: one by one, or as one CUDA graph.
     pub fn set_launching(&mut self, launching: Launching) {
         self.launching = launching;
     }
 
-    /// The time of one run as the device sees it, `runs` of them back to back over rotating sets of inputs.
+    /// The time of one run measured by the device, for `runs` runs back to back over rotating sets of inputs.
     pub fn time(&mut self, sets: &[Vec<Tensor>], runs: usize, launching: Launching) -> Result<Duration, Error> {
         self.time_with(sets, &mut [], runs, launching)
     }
@@ -187,13 +187,13 @@ impl Session {
         &self.kernels
     }
 
-    /// Registers a thread of its kernels, the most of them; none on a device without such a number.
+    /// The largest number of registers per thread of its kernels; none on a device without such a number.
     pub fn registers(&self) -> Option<u32> {
         self.kernels.iter().flat_map(|kernel| kernel.usage()).map(|entry| entry.registers).max()
     }
 
-    /// What the driver counts in the recording of one run: launches of kernels, and all else. None where there is no recording: on a
-    /// CPU, and before a run from one. The first run of all is not from one ([`Session::set_launching`]); those of
+    /// Kernel launches and other nodes in the CUDA graph of one run, as the driver counts them. None without a CUDA graph: on a
+    /// CPU, and before a run from one. The very first run does not use one ([`Session::set_launching`]); those of
     /// [`Session::time`] are.
     pub fn recorded_launches(&self) -> Result<Option<Recorded>, Error> {
         Ok(self.executable.recorded()?)
@@ -237,7 +237,7 @@ impl Session {
     }
 }
 
-/// States that share their memory with nobody.
+/// States that share memory with no other tensor.
 struct Owned<'a>(&'a mut [Tensor]);
 
 impl States for Owned<'_> {
@@ -250,7 +250,7 @@ impl States for Owned<'_> {
     }
 }
 
-/// Compiles the sources of a plan and makes a job of them.
+/// Compiles the sources of a plan into a job.
 pub(crate) fn compile(
     device: &dyn Device,
     graph: &Graph,
@@ -276,7 +276,7 @@ pub(crate) fn compile(
     Ok((kernels, job))
 }
 
-/// Bytes that a job holds for itself.
+/// Bytes of memory that a job owns.
 fn bytes(job: &Job) -> usize {
     let grids = || job.steps.iter().filter_map(|step| step.launch.grids());
     // Kernels of one stream run one after another and share their scratch memory.
@@ -285,7 +285,7 @@ fn bytes(job: &Job) -> usize {
     job.arena + job.outputs.iter().sum::<usize>() + scratch + persistent
 }
 
-/// What is only described cannot be run.
+/// Opaque operations cannot be run.
 pub(crate) fn refuse_opaque(graph: &Graph) -> Result<(), Error> {
     let opaque = graph.nodes().iter().find_map(|node| match &node.op {
         Op::Opaque(opaque) => Some(opaque.name.clone()),

@@ -59,7 +59,7 @@ impl Tensor {
         Ok(Tensor { memory, dtype, layout: Layout::contiguous(&shape) })
     }
 
-    /// Has its bytes, in row-major order, written by a function.
+    /// A tensor whose bytes, in row-major order, are written by a function.
     pub(crate) fn read(
         dtype: Dtype,
         shape: Shape,
@@ -295,13 +295,13 @@ impl Tensor {
         &self.memory
     }
 
-    /// The same to write to, if no other tensor looks into it.
+    /// The same, mutable, if no other tensor shares the memory.
     pub(crate) fn memory_mut(&mut self) -> Option<&mut Memory> {
         Arc::get_mut(&mut self.memory)
     }
 }
 
-/// An empty list with room for so many elements.
+/// An empty list with room for this many elements.
 fn reserved<T>(count: usize) -> Result<Vec<T>, Error> {
     Ok(memory::reserved(count)?)
 }
@@ -311,7 +311,7 @@ fn counted(shape: &Shape) -> Result<usize, Error> {
     shape.checked_elements().filter(|_| fits).ok_or_else(|| Error::TensorTooLarge(shape.clone()))
 }
 
-/// That bytes fill a shape.
+/// Checks that bytes fill a shape.
 fn check_bytes(dtype: Dtype, shape: &Shape, bytes: &[u8]) -> Result<(), Error> {
     let expected = counted(shape)?;
     if bytes.len() != expected * dtype.bytes() {
@@ -372,7 +372,7 @@ mod tests {
 
     use super::*;
 
-    /// Middles of neighbours, what is a last bit beside them, and what no format holds.
+    /// Midpoints of neighbouring values, values one bit beside them, and values that no format represents.
     #[test]
     fn values_are_rounded_as_the_reference_rounds_them() {
         let mut random = Generator::new(9);

@@ -1,14 +1,14 @@
-//! Times of equal runs: their middle, the run-to-run spread, and how many of them it takes.
+//! Times of equal runs: median, run-to-run spread, and the number of runs needed.
 
 use std::time::{Duration, Instant};
 
-/// The middle of the sorted list; zero of an empty one.
+/// The median of a sorted list; zero for an empty one.
 pub fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or(Duration::ZERO)
 }
 
-/// The run-to-run spread: from the first quarter of the sorted list to the last, over the median. Three runs count whole.
+/// The run-to-run spread: the interquartile range of a sorted list, over the median; the full range for up to three runs.
 pub fn spread(times: &[Duration]) -> f64 {
     let mut times = times.to_vec();
     times.sort_unstable();
@@ -16,12 +16,12 @@ pub fn spread(times: &[Duration]) -> f64 {
     (at(3 * times.len() / 4) - at(times.len() / 4)) / at(times.len() / 2).max(1e-12)
 }
 
-/// Above this share of their median runs lie too far apart for a few of them to tell much.
+/// Above this run-to-run spread, a few runs are not enough.
 const UNSTEADY: f64 = 0.1;
-/// As many are made of those.
+/// The number of runs in that case.
 const OF_UNSTEADY: usize = 9;
 
-/// How many rounds are made of plans that run in turn.
+/// The number of rounds for plans that run in turn.
 pub struct Rounds {
     begin: Instant,
     budget: Duration,
@@ -30,12 +30,12 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// At least `least`; then up to `most`, for about `budget`; beyond that a few more where the machine is doing other things.
+    /// At least `least`; then up to `most` within about `budget`; then a few more if the machine is busy with other work.
     pub fn new(budget: Duration, least: usize, most: usize) -> Rounds {
         Rounds { begin: Instant::now(), budget, least, most }
     }
 
-    /// Whether there is to be one more after these runs of each plan.
+    /// Whether to make another round after these runs of each plan.
     pub fn more(&self, plans: &[&[Duration]]) -> bool {
         let done = plans.iter().map(|runs| runs.len()).min().unwrap_or(0);
         let unsteady = || plans.iter().any(|runs| spread(runs) > UNSTEADY);

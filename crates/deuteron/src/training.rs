@@ -1,4 +1,4 @@
-//! A graph, what its gradient takes again, and its gradient: what autograd of another library asks for.
+//! A graph, the values that its gradient reads, and its gradient, in the form that another library's autograd needs.
 //!
 //! Forward runs as [`Training::forward`] where no gradient is wanted, and as [`Training::saving`] where one is: its results are
 //! the outputs, then values that backward takes again. Backward ([`Training::backward`]) is made for the gradients that come in and those
@@ -9,17 +9,17 @@ use deuteron_plan::{Saving, store_or_recompute, stored_when_fused};
 
 use crate::error::Error;
 
-/// A graph and what its gradient takes again.
+/// A graph and the values that its gradient reads.
 #[derive(Debug, Clone)]
 pub struct Training {
     graph: Graph,
-    /// Values that forward hands to backward.
+    /// Values that the forward pass stores for the backward pass.
     kept: Vec<NodeId>,
-    /// Values that backward makes again from those and from the inputs, besides the interior of attention.
+    /// Values that the backward pass recomputes from those and from the inputs, besides the interior of attention.
     again: Vec<NodeId>,
 }
 
-/// A forward graph that hands out what backward takes.
+/// A forward graph that returns what the backward pass reads.
 #[derive(Debug, Clone)]
 pub struct SavingGraph {
     /// its outputs are those of the plain graph, then the other values that are kept
@@ -29,18 +29,18 @@ pub struct SavingGraph {
 }
 
 impl Training {
-    /// A graph of which backward takes these values again.
+    /// A graph whose backward pass reads these values.
     pub(crate) fn keeping(mut graph: Graph, kept: Vec<NodeId>) -> Result<Training, Error> {
         name_all(&mut graph, &kept)?;
         Ok(Training { graph, kept, again: Vec::new() })
     }
 
-    /// A graph whose gradient nobody will ask for.
+    /// A graph without a gradient.
     pub fn plain(graph: Graph) -> Training {
         Training { graph, kept: Vec::new(), again: Vec::new() }
     }
 
-    /// A graph whose values are kept or made again, whatever moves fewer bytes.
+    /// A graph whose values are stored or recomputed, whichever moves fewer bytes.
     pub fn new(mut graph: Graph) -> Result<Training, Error> {
         let wrt: Vec<NodeId> = differentiable(&graph).collect();
         if wrt.is_empty() || !graph.outputs().iter().any(|output| graph.node(output.node).dtype.is_float()) {
@@ -84,7 +84,7 @@ impl Training {
         Ok(SavingGraph { graph, kept })
     }
 
-    /// Names of what backward takes again, in order.
+    /// Names of the values that the backward pass reads, in order.
     pub fn kept_names(&self) -> Vec<String> {
         self.kept.iter().map(|&node| self.graph.label(node)).collect()
     }
@@ -164,7 +164,7 @@ fn is_made_by_readers(op: &Op) -> bool {
     matches!(op, Op::Const { .. } | Op::Iota { .. } | Op::Random { .. })
 }
 
-/// Gives values names, by which forward and backward know them, that nothing else has.
+/// Gives values unique names, by which forward and backward refer to them.
 fn name_all(graph: &mut Graph, values: &[NodeId]) -> Result<(), Error> {
     let mut numbers = 0..;
     for &value in values {
@@ -191,7 +191,7 @@ mod tests {
         let text = "x = input f32[4,8] ; y = layer_norm x w[8] b[8] ; p = linear y m[8,16] ; z = gelu p ; out z";
         let training = training(text);
         let saving = training.saving().unwrap();
-        // The operand of the product, and its result, which the gradient of GELU reads; the output is kept by nobody.
+        // The operand of the matmul, and its result, which the gradient of GELU reads; the output is not stored.
         assert!(training.kept_names().contains(&"p".to_string()), "{:?}", training.kept_names());
         assert!(!saving.kept.contains(&0), "{:?}", saving.kept);
         assert_eq!(saving.graph.outputs().len(), 1 + saving.kept.len());

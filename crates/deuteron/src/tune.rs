@@ -1,5 +1,5 @@
-//! Launch shapes by measurement: every candidate of every row kernel of a plan is compiled, held against the suggested one
-//! or f64, and timed beside it. What wins can be kept as a [`Tuning`] and handed to a GPU when it is opened.
+//! Launch shapes by measurement: every candidate of every row kernel of a plan is compiled, compared with the suggested one
+//! or f64, and timed beside it. The fastest ones can be stored as a [`Tuning`] and passed to a GPU when it is opened.
 
 mod proof;
 mod trial;
@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::parallel;
 use crate::session::refuse_opaque;
 
-/// What was found.
+/// The result.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TuneReport {
     /// each distinct row kernel
@@ -33,15 +33,15 @@ pub struct TuneReport {
 pub struct TunedKernel {
     /// what it is
     pub name: String,
-    /// under which its launch shape is kept
+    /// the key of its launch shape
     pub key: String,
-    /// what its shape suggests
+    /// the suggested launch shape
     pub suggested: Timed,
-    /// what is to be used: the suggested one, unless another is clearly faster
+    /// the launch shape to use: the suggested one, unless another is clearly faster
     pub chosen: Timed,
-    /// how many were tried, the suggested one among them
+    /// number of candidates, including the suggested one
     pub tried: usize,
-    /// those that were out before they were timed
+    /// candidates rejected before timing
     pub dropped: Vec<Dropped>,
 }
 
@@ -54,7 +54,7 @@ pub struct Timed {
     pub us: f64,
 }
 
-/// A launch shape that is out.
+/// A rejected launch shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dropped {
     /// the launch shape
@@ -63,19 +63,19 @@ pub struct Dropped {
     pub reason: DropReason,
 }
 
-/// Why a launch shape is out.
+/// Why a launch shape was rejected.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DropReason {
-    /// the compiler does not take it
+    /// it does not compile
     #[error("does not compile: {0}")]
     NotCompiled(String),
-    /// registers run out: so many bytes a thread
+    /// it spills this many bytes per thread
     #[error("spills {0} bytes")]
     Spilled(u32),
-    /// the device does not launch it
+    /// it cannot be launched
     #[error("does not run: {0}")]
     NotRun(String),
-    /// its results are others
+    /// its results differ
     #[error("gives wrong results: {0}")]
     Wrong(String),
 }
@@ -233,7 +233,7 @@ fn compile(engine: &Engine, rendered: Vec<Kernel>) -> Result<Vec<Made>, Error> {
     kernels.collect()
 }
 
-/// Whether a failure is one kernel's own, and the next may do.
+/// Whether a failure concerns one kernel only, so that the next may work.
 fn is_of_one_kernel(error: &DeviceError) -> bool {
     matches!(
         error,

@@ -1,4 +1,4 @@
-//! Proof: results against the f64 reference, within the bounds of its error analysis.
+//! Verification: results against the f64 reference, within the bounds of its error analysis.
 
 use deuteron_graph::{Dtype, Graph};
 use deuteron_reference::{Array, Bounded, Comparison, bounded};
@@ -6,19 +6,19 @@ use deuteron_reference::{Array, Bounded, Comparison, bounded};
 use crate::error::Error;
 use crate::tensor::Tensor;
 
-/// What a graph must give for some inputs, and how far each element may be off.
+/// The expected results of a graph for some inputs, with a bound per element.
 pub struct Expected {
     outputs: Vec<Bounded>,
 }
 
-/// A plan's results held against the reference.
+/// A plan's results compared with the reference.
 #[derive(Debug, Clone)]
 pub struct Verification {
-    /// one an output
+    /// one per output
     pub outputs: Vec<VerifiedOutput>,
 }
 
-/// One output held against the reference.
+/// One output compared with the reference.
 #[derive(Debug, Clone)]
 pub struct VerifiedOutput {
     /// its name
@@ -30,7 +30,7 @@ pub struct VerifiedOutput {
 }
 
 impl Expected {
-    /// Interprets the graph, and analyses the errors that kernels may make.
+    /// Interprets the graph, and computes the error bounds.
     pub fn new(graph: &Graph, inputs: &[Array]) -> Result<Expected, Error> {
         Ok(Expected { outputs: bounded(graph, inputs)? })
     }

@@ -1,6 +1,6 @@
-//! What every device checks when it loads a job, so that running needs no checks: each argument stays inside its buffer,
-//! inputs are not written, and what is written overlaps nothing else but what it takes the place of. That a kernel stays inside the reach of
-//! its arguments is what makers of launches answer for ([`Launch`](deuteron_codegen::Launch)).
+//! The checks of every device when it loads a job, so that running needs no checks: each argument stays inside its buffer,
+//! inputs are not written, and a written range overlaps nothing except an operand that it replaces. That a kernel stays inside the reach of
+//! its arguments is guaranteed by the code that makes the launch ([`Launch`](deuteron_codegen::Launch)).
 
 use deuteron_codegen::Argument;
 
@@ -9,7 +9,7 @@ use crate::error::DeviceError;
 use crate::job::{Job, Place, Step};
 use crate::memory::BorrowedMemory;
 
-/// Checks every step; gives the bytes that each input must have.
+/// Checks every step; returns the required bytes of each input.
 pub(crate) fn check(job: &Job) -> Result<Vec<usize>, DeviceError> {
     let mut input_bytes = vec![0; job.inputs];
     for (index, step) in job.steps.iter().enumerate() {
@@ -30,7 +30,7 @@ pub(crate) fn check_inputs(input_bytes: &[usize], input: Inputs<'_, '_>) -> Resu
     Ok(())
 }
 
-/// What outputs of others must start at a multiple of: the widest vector that kernels store.
+/// Required alignment of the caller's outputs: the widest vector that kernels store.
 pub(crate) const OUTPUT_ALIGNMENT: usize = 16;
 
 /// Checks that borrowed memory has the counts and sizes of a job, and that outputs are aligned for vectors.
@@ -108,7 +108,7 @@ fn check_step(step: &Step, job: &Job, input_bytes: &mut [usize]) -> Result<(), (
     Ok(())
 }
 
-/// A result in place of an operand is in its memory, which is a state.
+/// A result that replaces an operand is in the operand's memory, which is a state.
 fn check_in_place(step: &Step, argument: &Argument) -> Result<(), String> {
     let Some(operand) = argument.in_place_of else { return Ok(()) };
     let position = step.launch.arguments().iter().position(|other| std::ptr::eq(other, argument));

@@ -1,4 +1,4 @@
-//! What every device offers: compiling, loading, running, timing.
+//! The interface of devices: compiling, loading, running, timing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use crate::error::DeviceError;
 use crate::job::{CompiledKernel, Job};
 use crate::memory::{BorrowedMemory, Memory};
 
-/// Something that compiles and runs kernels.
+/// A device that compiles and runs kernels.
 pub trait Device: Send + Sync {
-    /// Name and properties for a person.
+    /// Name and properties, as text.
     fn describe(&self) -> String;
-    /// What the planner may assume.
+    /// The planner's numbers.
     fn machine(&self) -> &Machine;
     /// What can be generated for it.
     fn catalog(&self) -> &dyn Catalog;
@@ -24,20 +24,20 @@ pub trait Device: Send + Sync {
     fn target(&self) -> Target<'_> {
         Target { machine: self.machine(), catalog: self.catalog() }
     }
-    /// What its sources are rendered for.
+    /// The target of its sources.
     fn backend(&self) -> &Backend;
     /// Compiles sources, or finds them compiled; several at once where that is faster.
     fn compile(&self, sources: Vec<Source>) -> Result<Vec<Arc<CompiledKernel>>, DeviceError>;
-    /// Checks a job against its kernels and sees to the memory it needs.
+    /// Checks a job against its kernels and allocates its memory.
     fn load(&self, job: Job) -> Result<Box<dyn Executable>, DeviceError>;
-    /// The machine code that loading makes of a kernel, a line for each instruction, or why the kernel is interpreted; none for a
-    /// kernel that is compiled before.
+    /// The machine code of a kernel, one line per instruction, or why the kernel is interpreted; none for a
+    /// kernel that is compiled ahead of loading.
     fn machine_code(&self, launch: &Launch) -> Option<Result<Vec<String>, Uncovered>>;
-    /// Bytes where its kernels read them fastest.
+    /// Bytes in the memory that its kernels read fastest.
     fn upload(&self, bytes: &[u8]) -> Result<Memory, DeviceError>;
-    /// The memory that jobs keep between runs, tensors aside.
+    /// The memory that jobs keep between runs, without tensors.
     fn memory_stats(&self) -> MemoryStats;
-    /// Frees what no run has now; later runs allocate it again.
+    /// Frees memory that no current run uses; later runs allocate it again.
     fn release_memory(&self);
     /// Copies of `bytes` bytes to time: what "copy" means in every report.
     fn copy_probe(&self, bytes: usize) -> Result<Box<dyn CopyProbe>, DeviceError>;
@@ -60,7 +60,7 @@ pub trait CopyProbe {
     fn bytes(&self) -> usize;
     /// One copy by a kernel like ours: on a CPU with stores that go through the caches.
     fn ordinary(&mut self) -> Result<Duration, DeviceError>;
-    /// One copy by the other way there is: stores that go past the caches, or the driver's own copy.
+    /// One copy by the alternative method: streaming stores, or the driver's copy.
     fn streaming(&mut self) -> Result<Duration, DeviceError>;
 }
 
@@ -69,8 +69,8 @@ pub type Inputs<'f, 'a> = &'f dyn Fn(usize) -> &'a Memory;
 
 /// The memory of each state of a job, which a run reads and writes.
 ///
-/// All of it is handed over at once, each for as long as the states are borrowed: what one call hands over, no later call
-/// can take back, move or free.
+/// All of it is passed at once, each for as long as the states are borrowed: memory passed by one call cannot be taken back,
+/// moved or freed by a later one.
 ///
 /// ```compile_fail
 /// use deuteron_device::{Memory, States};
@@ -89,7 +89,7 @@ pub type Inputs<'f, 'a> = &'f dyn Fn(usize) -> &'a Memory;
 pub trait States {
     /// How many there are.
     fn count(&self) -> usize;
-    /// Hands over the memory of every state, in order; `None` for one that others share.
+    /// Passes the memory of every state, in order; `None` for one that is shared.
     fn each<'a>(&'a mut self, take: &mut dyn FnMut(Option<&'a mut Memory>));
 }
 
@@ -109,11 +109,11 @@ impl States for NoStates {
 pub enum Launching {
     /// one by one
     Eager,
-    /// all at once, from a recording where the device has such a thing
+    /// all at once, as a CUDA graph if the device supports it
     Graph,
 }
 
-/// What is in the recording of one run, as the driver counts it.
+/// The nodes in the CUDA graph of one run, as the driver counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recorded {
     /// launches of kernels
@@ -122,7 +122,7 @@ pub struct Recorded {
     pub others: usize,
 }
 
-/// Where a watched run is.
+/// The progress of a watched run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
     /// the step of this number is about to start
@@ -155,7 +155,7 @@ pub trait Executable: Send {
         states: &mut dyn States,
         watch: &mut dyn FnMut(Moment),
     ) -> Result<(), DeviceError>;
-    /// The time of one run as the device sees it: `runs` of them follow each other without a wait. Run `i` takes input set
+    /// The time of one run measured by the device, for `runs` runs back to back. Run `i` takes input set
     /// `i % sets` and, on a device with a cache worth avoiding, outputs and intermediates of its own for each set. All
     /// take the same states.
     fn time(
@@ -175,7 +175,7 @@ pub trait Executable: Send {
     fn is_captured(&self) -> bool {
         false
     }
-    /// What the recording of one run holds. None where there is no recording: on a device without such a thing, and before a run
+    /// The nodes in the CUDA graph of one run. None without a CUDA graph: on a device without them, and before a run
     /// from one.
     fn recorded(&self) -> Result<Option<Recorded>, DeviceError> {
         Ok(None)

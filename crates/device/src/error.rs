@@ -1,4 +1,4 @@
-//! What can go wrong on a device.
+//! Errors of devices.
 
 use deuteron_codegen::cpu::simd::Fault;
 use deuteron_graph::memory::OutOfMemory;
@@ -8,7 +8,7 @@ use crate::cuda::error::CudaError;
 /// Why a job could not be loaded or run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// An index picked a row that its table does not have.
+    /// An index is out of range of its table.
     #[error("step {step}: {fault}")]
     Index {
         /// the step that met it
@@ -26,7 +26,7 @@ pub enum DeviceError {
         /// bytes given
         got: usize,
     },
-    /// A job that would reach outside of its buffers.
+    /// A job that would access memory outside of its buffers.
     #[error("step {step}, argument {argument}: {problem}")]
     Job {
         /// the step
@@ -48,7 +48,7 @@ pub enum DeviceError {
         /// the step
         step: usize,
     },
-    /// A run that cannot be watched step by step.
+    /// A run that cannot be watched per step.
     #[error("only a CPU can report the steps of a run one by one; on a GPU, time the steps with `run_timed`")]
     Unwatched,
     /// An input that the device cannot reach.
@@ -65,7 +65,7 @@ pub enum DeviceError {
         /// the GPU of the device
         ordinal: usize,
     },
-    /// An input that does not start where its elements may stand.
+    /// An input that is not aligned to its elements.
     #[error("input {input}: expected a start at a multiple of {bytes} bytes; copy it to an aligned buffer")]
     InputAlignment {
         /// which
@@ -83,14 +83,14 @@ pub enum DeviceError {
         /// where
         row: usize,
     },
-    /// An output of someone else that does not fit.
+    /// A caller's output that does not fit.
     #[error("output {output}: expected {expected} bytes at a multiple of {alignment}, got {got} at {address:#x}")]
     OutputPlace {
         /// which
         output: usize,
         /// bytes that it has
         expected: usize,
-        /// what its address must be a multiple of
+        /// required alignment
         alignment: usize,
         /// bytes given
         got: usize,
@@ -139,7 +139,7 @@ pub enum DeviceError {
         /// where it should be
         expected: &'static str,
     },
-    /// A state that is another one, too.
+    /// A state that is also another state.
     #[error("state {state}: expected memory of its own, got that of another state")]
     SharedState {
         /// which
@@ -150,7 +150,7 @@ pub enum DeviceError {
     Output {
         /// how many there are
         outputs: usize,
-        /// which was asked for
+        /// the requested output
         index: usize,
     },
     /// A kernel wrote outside of its buffers: a defect of ours.

@@ -1,4 +1,4 @@
-//! What a device is asked to do: kernels in order, and where each argument lives.
+//! Jobs: kernels in order, with the location of each argument.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use deuteron_codegen::{Launch, Source};
 use crate::cuda::module::Module;
 use crate::cuda::nvrtc::EntryUsage;
 
-/// Where an argument lives.
+/// The location of an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// A buffer handed in at each run; never written.
+    /// An input buffer of each run; never written.
     Input(usize),
-    /// A buffer handed in at each run, which keeps what is written to it.
+    /// A state buffer of each run, which keeps what is written to it.
     State(usize),
-    /// A buffer of the executable that is handed out.
+    /// An output buffer of the executable.
     Output(usize),
     /// A range of the arena.
     Arena {
@@ -57,7 +57,7 @@ pub struct Step {
 pub struct Job {
     /// in order
     pub steps: Vec<Step>,
-    /// how many buffers are handed in
+    /// number of input buffers
     pub inputs: usize,
     /// bytes of each state
     pub states: Vec<usize>,

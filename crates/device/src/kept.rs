@@ -1,4 +1,4 @@
-//! The kernels that a device has compiled, and those that it need not compile.
+//! Compiled kernels of a device, and kernels that need no compiler.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 

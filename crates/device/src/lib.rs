@@ -1,7 +1,7 @@
 //! Devices, which run kernels and hold buffers.
 //!
 //! A device takes sources and a job (kernels in order, with the place of each argument) and gives an [`Executable`]: all
-//! memory allocated, all sizes checked, ready to run many times without allocating. On a CPU jobs share the memory of
+//! memory is allocated, all sizes are checked, and it can run many times without allocating. On a CPU jobs share the memory of
 //! their intermediates. A device knows no operations.
 
 mod buffer;

@@ -1,11 +1,11 @@
-//! Memory that tensors live in: the host's, a device's, or someone else's.
+//! Memory of tensors: the host's, a device's, or the caller's.
 
 use std::fmt;
 
 use crate::buffer::Buffer;
 use crate::error::DeviceError;
 
-/// A range of memory that someone else owns, by its address on the host or on a device.
+/// A range of memory that the caller owns, by its address on the host or on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// where it begins
@@ -53,7 +53,7 @@ pub enum Memory {
     Device(Box<dyn DeviceMemory>),
 }
 
-/// Bytes that the host reaches by copies alone.
+/// Bytes that the host accesses only by copies.
 pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// How many.
     fn len(&self) -> usize;

@@ -1,4 +1,4 @@
-//! What accesses of memory cost a GPU, as the emulator counts it.
+//! The cost of memory accesses on a GPU, as the emulator counts it.
 
 /// Accesses of one kind by all warps of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -7,9 +7,9 @@ pub struct Traffic {
     pub accesses: u64,
     /// of global memory sectors of 32 bytes; of shared memory wavefronts
     pub served: u64,
-    /// wavefronts of shared memory if no two lanes wanted different words of one bank
+    /// wavefronts of shared memory without bank conflicts
     pub least: u64,
-    /// bytes of those sectors that some lane wanted
+    /// bytes of those sectors that some lane accessed
     pub wanted: u64,
 }
 
@@ -27,7 +27,7 @@ pub struct Accesses {
 }
 
 impl Traffic {
-    /// Share of the bytes of its sectors that some lane wanted.
+    /// Share of the bytes of its sectors that some lane accessed.
     pub fn used(&self) -> f64 {
         self.wanted as f64 / (self.served * 32).max(1) as f64
     }

@@ -1,15 +1,15 @@
-//! CUDA kernels on a CPU. The text that a GPU would be given is compiled by the host's C++ compiler against a machine
+//! CUDA kernels on a CPU. The host's C++ compiler compiles the CUDA text of a kernel against a machine
 //! (`machine/emulator.h`) that implements the GPU's instructions. It checks synchronisation and index arithmetic, not speed.
 //!
-//! - Threads are fibers in a random order that a seed decides: a missing barrier gives other results for some seed, or a deadlock, which is
+//! - Threads are fibers in a random order that depends on a seed: a missing barrier gives different results for some seed, or a deadlock, which is
 //!   reported with what every warp waits for.
-//! - Every argument ends at a page that cannot be touched: an access beyond it is reported with its block and thread. Bytes before it must keep
+//! - Every argument ends at a protected page: an access beyond it is reported with its block and thread. Bytes before it must keep
 //!   their values.
 //! - Shared memory and results hold NaN until they are written.
-//! - Fences of memory do nothing: memory is coherent and in order, so a missing fence goes unnoticed.
-//! - On request it counts what accesses of memory cost a GPU: sectors of global memory, wavefronts of shared memory ([`Accesses`]).
+//! - Memory fences do nothing: memory is coherent and in order, so a missing fence is not detected.
+//! - On request it counts the cost of memory accesses: sectors of global memory, wavefronts of shared memory ([`Accesses`]).
 //!
-//! Kernels for Hopper (`sm_90a`) are what it runs.
+//! It runs kernels for Hopper (`sm_90a`).
 #![forbid(unsafe_code)]
 
 mod accesses;
@@ -26,7 +26,7 @@ pub use program::{Lanes, Program, Said, Schedule, Toolchain, Unit};
 pub use run::{Ran, run};
 pub use text::{emulated, is_emulated};
 
-/// Why a kernel did not run, or what is wrong with it.
+/// Why a kernel did not run, or the mistake found in it.
 #[derive(Debug, thiserror::Error)]
 pub enum EmulatorError {
     /// There is no compiler of that name.
@@ -46,7 +46,7 @@ pub enum EmulatorError {
     /// The text is not C++.
     #[error("the kernel does not compile:\n{0}")]
     Compile(String),
-    /// The kernel is no CUDA text.
+    /// The kernel is not CUDA text.
     #[error("the emulator runs CUDA kernels, and this one is a {0}; `--plan` may give another kernel")]
     NotCuda(&'static str),
     /// The number of arguments or their bytes do not fit the launch.

@@ -1,4 +1,4 @@
-//! A kernel compiled with a driver, which makes or reads its operands, runs its grids and says what came of it.
+//! A kernel compiled with a driver, which creates or reads its operands, runs its grids and reports the results.
 
 use std::fs;
 use std::ops::Range;
@@ -48,7 +48,7 @@ pub struct Program {
     folder: PathBuf,
 }
 
-/// In which orders threads run.
+/// The orders in which threads run.
 #[derive(Debug, Clone)]
 pub struct Schedule {
     /// blocks that run at once
@@ -59,7 +59,7 @@ pub struct Schedule {
     pub seeds: Range<u64>,
 }
 
-/// Whether the lanes of a warp run one after another before another warp does, as they mostly do on a GPU, or at any time.
+/// Whether the lanes of a warp run before another warp does, as they mostly do on a GPU, or at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lanes {
     /// warp by warp
@@ -68,7 +68,7 @@ pub enum Lanes {
     Apart,
 }
 
-/// What a program said, and whether all went well.
+/// The output of a program, and whether it succeeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Said {
     /// whether all went well
@@ -132,7 +132,7 @@ impl Toolchain {
         Ok(Program { folder: unit.folder.to_path_buf() })
     }
 
-    /// The compiler with what it is always told: headers that were compiled before are read if all of it is the same.
+    /// The compiler with its fixed flags: precompiled headers are used if all of them are equal.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.compiler);
         command.args(["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE"]);

@@ -1,4 +1,4 @@
-//! One kernel on bytes: what a device does, slowly and with every check.
+//! Runs one kernel on bytes, as a device would, but with every check.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::{Accesses, EmulatorError, Schedule, Toolchain, Unit, written};
 /// How a text asks for shared memory that starts at a multiple of 1024; otherwise it starts anywhere.
 const ALIGNED: &str = "extern __shared__ __align__(1024) ";
 
-/// What came of a kernel.
+/// The results of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ran {
     /// arguments as they are afterwards

@@ -1,4 +1,4 @@
-//! A CUDA text made ready for the emulator.
+//! Prepares a CUDA text for the emulator.
 
 use deuteron_codegen::tile::Part;
 

@@ -1,6 +1,6 @@
-//! Fuzz bodies above the readers: whatever graph or machine a file describes, plans, kernels and analyses answer.
+//! Fuzz bodies above the readers: plans, kernels and analyses of any graph or machine that a file describes.
 //!
-//! An input is the text of a graph or of a machine. What the reader refuses is no case; what it accepts must be planned, rendered and analysed,
+//! An input is the text of a graph or of a machine. Refused inputs are skipped; accepted ones must be planned, rendered and analysed,
 //! or refused with a typed error, without a panic.
 #![forbid(unsafe_code)]
 
@@ -81,7 +81,7 @@ pub fn planned(data: &[u8], number: u64) -> bool {
     true
 }
 
-/// Every value that is handed out is given or computed by a group, and the cost of the plan is a number.
+/// Every output is an input or computed by a group, and the cost of the plan is a number.
 fn is_whole(graph: &Graph, plan: &Plan) {
     assert!(!plan.explain().is_empty());
     assert!(plan.time().0.is_finite() && plan.time().0 >= 0.0, "the plan takes {:?}", plan.time());

@@ -1,4 +1,4 @@
-//! Other numbers in a text: a graph of other sizes is a graph still, where bytes at random are none.
+//! Replaces numbers in a text: a graph with other sizes is still a graph, unlike one with random bytes.
 
 use deuteron_reference::Generator;
 

@@ -1,4 +1,4 @@
-//! What a prompt and one more token cost: unfused and fused in turn, layer by layer and whole.
+//! Times of a prompt and of one more token: unfused and fused in turn, per layer and in total.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::gpt2::{DATA, Error, data};
 use crate::model::{Options, Piece, Start, attention_layer, next_logits};
 use crate::weights::Weights;
 
-/// What is measured.
+/// The case to measure.
 #[derive(Debug, Clone, Copy)]
 pub struct BenchOptions {
     /// sequences
@@ -22,27 +22,27 @@ pub struct BenchOptions {
     pub prompt: usize,
     /// tokens before the one that is decoded
     pub context: usize,
-    /// how weights are kept
+    /// form of the weights
     pub weights: Weights,
     /// of the weights
     pub seed: u64,
-    /// time to spend on each of prompt and step, about
+    /// approximate time to spend on prompt and step each
     pub budget: Duration,
 }
 
-/// What `bench gpt2` found. The JSON form has these fields.
+/// The result of `bench gpt2`. The JSON form has these fields.
 #[derive(Debug, Clone, Serialize)]
 pub struct BenchReport {
     /// its name
     pub model: String,
     /// where it ran
     pub device: String,
-    /// how weights were kept
+    /// form of the weights
     pub weights: String,
     /// the prompt, then one more token
     pub phases: Vec<Phase>,
-    /// the prompt's attention layer, from the product of queries, keys and values to the norm after the residual, with attention,
-    /// projection, residual and norm in one launch and without; none of bytes, which are projected by other kernels
+    /// the prompt's attention layer, from the QKV matmul to the norm after the residual, with attention,
+    /// projection, residual and norm in one launch and in several; none for int8 weights, which use other projection kernels
     pub attention_layer: Option<Crossing>,
 }
 
@@ -53,13 +53,13 @@ pub struct Phase {
     pub name: &'static str,
     /// sequences
     pub batch: usize,
-    /// tokens of each that are run
+    /// tokens of each that are computed
     pub tokens: usize,
-    /// tokens of each that are there before
+    /// earlier tokens of each
     pub context: usize,
     /// the unfused plan, then the fused one
     pub plans: Vec<PlanTimes>,
-    /// time of the first over that of the second
+    /// unfused time over fused time
     pub speedup: f64,
 }
 
@@ -76,7 +76,7 @@ pub struct PlanTimes {
     pub ms: f64,
     /// the run-to-run spread over that median
     pub spread: f64,
-    /// all tokens of all sequences over that time
+    /// tokens per second over all sequences
     pub tokens_per_second: f64,
     /// where the time went, as shares of `ms`: the embedding, each layer, the head
     pub layers: Vec<LayerTime>,
@@ -159,11 +159,11 @@ fn phase(
     Ok(Phase { name, batch: piece.batch, tokens: piece.sequence, context, plans, speedup })
 }
 
-/// A plan that is being measured.
+/// A plan under measurement.
 struct Run {
     session: Session,
     whole: Vec<Duration>,
-    /// of each run, the time of each kernel
+    /// times of each kernel, per run
     kernels: Vec<Vec<Duration>>,
 }
 

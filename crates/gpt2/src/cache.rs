@@ -1,18 +1,18 @@
-//! Keys and values of the tokens so far, so that the next token costs no more than itself.
+//! The KV cache: keys and values of earlier tokens, so that the next token computes only its own.
 //!
 //! Capacities are powers of two; each layer has one tensor on the device. One graph serves prompts and steps: each layer *appends* its keys
-//! and values, a view of the fused projection, to its cache, and attends to what the cache holds up to each query's own position
-//! (`Mask::Cached`). With int8 weights the cache is bf16. By its meaning an append gives a new cache; the session declares the cache a
-//! *state*, so the append writes the new rows of the caller's memory and nothing else, and a step costs the length of the context,
-//! not the capacity.
+//! and values, a view of the fused projection, to its cache, and attends to the cache up to each query's own position
+//! (`Mask::Cached`). With int8 weights the cache is bf16. Formally an append returns a new cache; the session declares the cache a
+//! *state*, so the append writes only the new rows, in the caller's memory, and the cost of a step grows with the length of the context,
+//! not with the capacity.
 
 use deuteron::memory::{caught, zeros};
 use deuteron::{Dtype, Engine, Error, Tensor};
 
 use crate::config::Config;
 
-/// For each layer and sequence: keys and values by head and position, up to a capacity. It lives where the engine's kernels
-/// write, and they write it in place.
+/// Keys and values per layer, sequence, head and position, up to a capacity. It is in memory where the engine's kernels
+/// write it in place.
 pub(crate) struct Cache {
     config: Config,
     dtype: Dtype,
@@ -24,7 +24,7 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Room for so many tokens of each sequence.
+    /// A cache with room for `capacity` tokens per sequence.
     pub fn new(engine: &Engine, config: &Config, dtype: Dtype, batch: usize, capacity: usize) -> Result<Cache, Error> {
         let shape = [2, batch, config.heads, capacity, config.head()];
         let empty: Vec<u8> = caught(|| zeros(shape.iter().product::<usize>() * dtype.bytes()))?;
@@ -42,7 +42,7 @@ impl Cache {
         &self.lengths
     }
 
-    /// What a session writes, layer by layer.
+    /// The tensors that a session writes, layer by layer.
     pub fn layers(&mut self) -> &mut [Tensor] {
         &mut self.layers
     }
@@ -52,8 +52,8 @@ impl Cache {
         self.lengths.iter_mut().zip(counts).for_each(|(length, count)| *length += count);
     }
 
-    /// The sequences `kept` alone, in that order, with room for so many tokens. Through the host: it is done when a sequence
-    /// ends or the length doubles.
+    /// Only the sequences `kept`, in that order, with room for `capacity` tokens. Copies through the host, once per sequence that
+    /// ends or doubling of the length.
     pub fn reshaped(&self, engine: &Engine, kept: &[usize], capacity: usize) -> Result<Cache, Error> {
         let (heads, head) = (self.config.heads, self.config.head() * self.dtype.bytes());
         let shape = [2, kept.len(), heads, capacity, self.config.head()];

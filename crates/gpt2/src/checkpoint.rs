@@ -30,7 +30,7 @@ pub enum CheckpointError {
         problem: FileError,
     },
     /// A folder without weights.
-    #[error("`{}` has no {SINGLE} and no {INDEX}; only safetensors are read{}", .folder.display(), pickle_advice(.pickle))]
+    #[error("`{}` has neither {SINGLE} nor {INDEX}; only safetensors can be read{}", .folder.display(), pickle_advice(.pickle))]
     NoWeights {
         /// the folder
         folder: PathBuf,
@@ -45,8 +45,8 @@ pub enum CheckpointError {
         /// why
         problem: ConfigError,
     },
-    /// The index of shards is no JSON of its kind.
-    #[error("`{}` is no index of shards: {why}", .path.display())]
+    /// The index of shards is malformed.
+    #[error("`{}` is not an index of shards: {why}", .path.display())]
     Index {
         /// the file
         path: PathBuf,
@@ -77,34 +77,34 @@ pub enum CheckpointError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TensorError {
     /// Not in the file.
-    #[error("is missing; is config.json of the same model?")]
+    #[error("is missing; is config.json from the same model?")]
     Missing,
     /// Not of a GPT-2.
-    #[error("is none of a GPT-2 of these sizes; is config.json of the same model?")]
+    #[error("is not a tensor of a GPT-2 of these sizes; is config.json from the same model?")]
     Unknown,
     /// In two places.
-    #[error("comes twice, with and without `transformer.` or in two shards")]
+    #[error("occurs twice, with and without `transformer.` or in two shards")]
     Twice,
     /// Not where the index says.
-    #[error("should be in this shard by the index, but is not")]
+    #[error("is not in this shard, although the index says so")]
     Misplaced,
     /// Not a float of 16 or 32 bits.
     #[error("is stored as {0}; expected F32, F16 or BF16")]
     Dtype(String),
     /// Of another shape.
-    #[error("has shape {got}, config.json makes it {expected}")]
+    #[error("has shape {got}, but config.json implies {expected}")]
     Shape {
         /// by config.json
         expected: Shape,
         /// in the file
         got: Shape,
     },
-    /// A head of its own, in a model that says it has none.
+    /// A separate head in a model with a tied head.
     #[error("differs from wte.weight, but config.json ties them; set `tie_word_embeddings` to false to use it")]
     Untied,
 }
 
-/// A weight, where it lies in the mapped file.
+/// A weight in the mapped file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weight<'a> {
     /// storage type: f32, f16 or bf16
@@ -158,7 +158,7 @@ impl std::fmt::Debug for Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a folder and checks that every weight is there. No weight is read or copied.
+    /// Opens a folder and checks that it has every weight. No weight is read or copied.
     pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         let folder =
             Folder::new(path).map_err(|problem| CheckpointError::File { path: path.to_path_buf(), problem })?;
@@ -203,7 +203,7 @@ impl Checkpoint {
         Some(Weight { dtype: *dtype, shape: &entry.shape, bytes })
     }
 
-    /// Gives the memory that a weight's part of the file took back to the system. Whoever reads the weight again reads the file
+    /// Returns the memory of a weight's part of the file to the system. A later read of the weight reads the file
     /// again.
     #[expect(unsafe_code, reason = "advice about the one memory map")]
     pub fn release(&self, name: &str) {
@@ -321,5 +321,5 @@ fn dtype(name: &str) -> Option<Dtype> {
 }
 
 fn pickle_advice(pickle: &bool) -> &'static str {
-    if *pickle { ", pytorch_model.bin may run code when it is read; save it with save_pretrained" } else { "" }
+    if *pickle { ", pytorch_model.bin may run code when it is loaded; convert it with save_pretrained" } else { "" }
 }

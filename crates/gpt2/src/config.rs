@@ -1,8 +1,8 @@
-//! The sizes of a GPT-2: the four published ones, that of the model in the box, or those of a `config.json`.
+//! The sizes of a GPT-2: the four published ones, the built-in model's, or those of a `config.json`.
 
 use deuteron::{Activation, Shape};
 
-/// Sizes of a GPT-2, and the little that its kin vary.
+/// Sizes of a GPT-2, and the few options of its variants.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
     /// name on the command line; [`Config::OTHER`] for sizes without one
@@ -19,9 +19,9 @@ pub struct Config {
     pub context: usize,
     /// width inside the MLP, if it is not `4 * hidden`
     pub inner: Option<usize>,
-    /// between the two products of the MLP
+    /// activation between the two matmuls of the MLP
     pub activation: Activation,
-    /// what a layer norm adds to the variance
+    /// epsilon of layer norms
     pub epsilon: f64,
     /// whether scores are divided by the root of a head's features
     pub scaled: bool,
@@ -29,7 +29,7 @@ pub struct Config {
     pub tied: bool,
 }
 
-/// A name that is none of GPT-2's.
+/// An unknown model name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown model `{0}`; expected gpt2, gpt2-medium, gpt2-large, gpt2-xl or box")]
 pub struct UnknownModel(pub String);
@@ -44,7 +44,7 @@ pub enum SizeError {
         key: &'static str,
         /// the largest allowed
         most: usize,
-        /// what came
+        /// the value found
         got: u64,
     },
     /// Heads share the hidden features equally.
@@ -69,14 +69,14 @@ impl Config {
     pub const LARGE: Config = Config::sized("gpt2-large", 36, 20, 1280);
     /// 1558 million parameters.
     pub const XL: Config = Config::sized("gpt2-xl", 48, 25, 1600);
-    /// 2.7 million parameters, which come with the program: [`Checkpoint::in_the_box`](crate::Checkpoint::in_the_box).
+    /// 2.7 million parameters, built into the program: [`Checkpoint::in_the_box`](crate::Checkpoint::in_the_box).
     pub const BOX: Config = Config { vocabulary: 2048, context: 256, ..Config::sized("box", 5, 6, 192) };
     /// All sizes that have a name.
     pub const ALL: [Config; 5] = [Config::SMALL, Config::MEDIUM, Config::LARGE, Config::XL, Config::BOX];
     /// The name of any other size.
     pub const OTHER: &'static str = "gpt2-other";
 
-    /// Largest sizes that are taken: some ten times the largest GPT-2, so that no product of two of them overflows.
+    /// Largest allowed sizes: about ten times the largest GPT-2, so that no product of two of them overflows.
     pub(crate) const MOST_LAYERS: usize = 1 << 10;
     pub(crate) const MOST_FEATURES: usize = 1 << 17;
     pub(crate) const MOST_TOKENS: usize = 1 << 24;
@@ -97,7 +97,7 @@ impl Config {
         }
     }
 
-    /// The size of a name.
+    /// The sizes with this name.
     pub fn find(name: &str) -> Result<Config, UnknownModel> {
         Config::ALL.into_iter().find(|config| config.name == name).ok_or_else(|| UnknownModel(name.to_string()))
     }
@@ -120,7 +120,7 @@ impl Config {
         self.layers * block + tables * c + 2 * c
     }
 
-    /// Every weight: its name in the graph and its shape. Matrices are `[in, out]`, tables one row a token or position.
+    /// Every weight: its name in the graph and its shape. Matrices are `[in, out]`, tables one row per token or position.
     pub fn weights(&self) -> Vec<(String, Shape)> {
         let (hidden, inner) = (self.hidden, self.inner());
         let mut weights = vec![
@@ -146,7 +146,7 @@ impl Config {
         weights
     }
 
-    /// That all sizes are in range and fit together.
+    /// Checks that all sizes are in range and consistent.
     pub fn check(&self) -> Result<(), SizeError> {
         let sizes = [
             ("n_layer", self.layers, Config::MOST_LAYERS),

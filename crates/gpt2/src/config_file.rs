@@ -13,19 +13,19 @@ pub enum ConfigError {
     #[error("not the configuration of a GPT-2: {0}")]
     Json(String),
     /// Another architecture.
-    #[error("`model_type` is `{0}`, only gpt2 is run")]
+    #[error("`model_type` is `{0}`; only gpt2 is supported")]
     ModelType(String),
-    /// An activation the engine has not.
+    /// An unsupported activation.
     #[error("`activation_function` is `{0}`; expected gelu_new, gelu_pytorch_tanh, gelu, relu or silu")]
     Activation(String),
-    /// A setting that changes the computation in a way the engine does not.
-    #[error("`{key}` is {got}; the engine computes {expected} only")]
+    /// An unsupported setting.
+    #[error("`{key}` is {got}; only {expected} is supported")]
     Unsupported {
         /// the key
         key: &'static str,
         /// its value
         got: String,
-        /// the value the engine has
+        /// the supported value
         expected: &'static str,
     },
     /// A size out of range.
@@ -33,7 +33,7 @@ pub enum ConfigError {
     Size(#[from] SizeError),
 }
 
-/// The keys that matter. Those absent have the library's defaults; sizes must be there.
+/// The keys that matter. Missing keys have the library's defaults; sizes are required.
 #[derive(Deserialize)]
 struct File {
     model_type: Option<String>,
@@ -56,7 +56,7 @@ struct File {
 }
 
 impl Config {
-    /// The sizes that a `config.json` gives.
+    /// The sizes in a `config.json`.
     pub fn from_json(text: &str) -> Result<Config, ConfigError> {
         let file: File = serde_json::from_str(text).map_err(|error| ConfigError::Json(error.to_string()))?;
         file.refuse_others()?;

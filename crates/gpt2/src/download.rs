@@ -1,9 +1,9 @@
-//! Models from the Hugging Face Hub, put into its cache where its own tools look for them. Nothing calls this unasked.
+//! Downloads models from the Hugging Face Hub into its cache, where its own tools find them. Runs only on request.
 //!
-//! `curl` fetches: a stack of HTTP and TLS of our own would be more code than all the rest of this crate.
+//! Transfers use `curl`: an HTTP and TLS stack would be more code than the rest of this crate.
 //!
-//! - One process at a time downloads a model into a cache: it holds a lock, which ends with the process. Those that waited find its files.
-//! - A file has its name once its size, and its digest where the Hub tells one, are right.
+//! - One process at a time downloads a model into a cache: it holds a lock, which ends with the process. Waiting processes then find its files.
+//! - A file gets its final name once its size, and its digest if the Hub states one, are right.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -15,7 +15,7 @@ use crate::folder::is_plain;
 use crate::hub::{HubError, repositories};
 use crate::transfer::{Expected, Source, sha256};
 
-/// Bytes of what the Hub says of a repository, at most.
+/// Maximum bytes of the Hub's answer about a repository.
 const LONGEST_ANSWER: u64 = 16 << 20;
 
 /// Where models come from.
@@ -27,44 +27,44 @@ pub struct Hub {
     pub token: Option<String>,
 }
 
-/// Why a model was not downloaded. What was there before is as it was.
+/// Why a model was not downloaded. Existing files are unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum DownloadError {
-    /// No name of a model.
+    /// Not the name of a model.
     #[error(transparent)]
     Name(#[from] HubError),
-    /// No program that fetches.
-    #[error("a download needs the program `curl`, which does not start: {0}")]
+    /// `curl` cannot be started.
+    #[error("a download needs the program `curl`, which cannot be started: {0}")]
     NoCurl(String),
     /// Not fetched.
     #[error("`{url}`: {words}")]
     Fetch {
-        /// what was asked for
+        /// the requested URL
         url: String,
-        /// curl's own words
+        /// curl's message
         words: String,
     },
-    /// Not as long as it should be.
+    /// The wrong length.
     #[error("`{url}`: expected {expected} bytes, got {got}; nothing was stored, run the command again")]
     Size {
-        /// what was asked for
+        /// the requested URL
         url: String,
         /// as the Hub or the server says
         expected: u64,
-        /// that came, or more
+        /// bytes received, or more
         got: u64,
     },
-    /// Not what the Hub says that it is.
+    /// The wrong digest.
     #[error("`{url}`: expected the SHA-256 {expected}, got {got}; nothing was stored, run the command again")]
     Digest {
-        /// what was asked for
+        /// the requested URL
         url: String,
         /// as the Hub says
         expected: String,
-        /// of what came
+        /// digest of the received bytes
         got: String,
     },
-    /// An answer that is none, or a model without a file that is needed.
+    /// An invalid answer, or a model without a required file.
     #[error("`{repository}`: {problem}")]
     Repository {
         /// the repository
@@ -77,12 +77,12 @@ pub enum DownloadError {
     Write {
         /// the file or folder
         path: PathBuf,
-        /// the system's words
+        /// the system's message
         words: String,
     },
 }
 
-/// What the Hub says of a repository.
+/// The Hub's answer about a repository.
 #[derive(Deserialize)]
 struct Answer {
     sha: String,
@@ -96,7 +96,7 @@ struct Sibling {
     lfs: Option<Lfs>,
 }
 
-/// What the Hub says of a large file.
+/// The Hub's answer about a large file.
 #[derive(Deserialize)]
 struct Lfs {
     sha256: Option<String>,
@@ -117,9 +117,9 @@ impl Hub {
         Hub { endpoint: endpoint.trim_end_matches('/').to_string(), token: set("HF_TOKEN") }
     }
 
-    /// Downloads a model into a cache folder, unless it is there, and gives its folder. `started` hears of each file.
+    /// Downloads a model into a cache folder, unless it is there, and returns its folder. `started` is called for each file.
     ///
-    /// The name that makes a snapshot the current one is written last: a download that was broken off goes on where it was.
+    /// The reference to the current snapshot is written last, so an interrupted download is resumed.
     pub fn download(&self, name: &str, cache: &Path, mut started: impl FnMut(&str)) -> Result<PathBuf, DownloadError> {
         let known = repositories(name).and_then(|all| all.into_iter().next());
         let repository = known.ok_or_else(|| HubError::Name(name.to_string()))?;
@@ -127,9 +127,9 @@ impl Hub {
         let source = |path: String| Source { url: format!("{}/{path}", self.endpoint), token: self.token.as_deref() };
         let answer = source(format!("api/models/{repository}/revision/main?blobs=true")).bytes(LONGEST_ANSWER)?;
         let answer: Answer = serde_json::from_slice(&answer)
-            .map_err(|error| problem(format!("the Hub's answer is not understood: {error}")))?;
+            .map_err(|error| problem(format!("the Hub's answer cannot be parsed: {error}")))?;
         if !is_plain(&answer.sha) || !answer.sha.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-            return Err(problem(format!("`{}` is no revision", answer.sha)));
+            return Err(problem(format!("`{}` is not a revision", answer.sha)));
         }
         let names: Vec<&str> = answer.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
         let files = needed(&names).map_err(problem)?;
@@ -154,7 +154,7 @@ impl Hub {
     }
 }
 
-/// Waits until no other process downloads the model; its tools and ours have a folder for locks in the cache.
+/// Waits until no other process downloads the model. The cache has a folder for the locks of Hugging Face's tools and ours.
 fn lock(folder: &Path) -> Result<File, DownloadError> {
     create(folder)?;
     let path = folder.join("deuteron.lock");
@@ -163,7 +163,7 @@ fn lock(folder: &Path) -> Result<File, DownloadError> {
     locked.map_err(|error| unwritten(&path, &error))
 }
 
-/// Whether a file is there. One of another size is what an earlier version left of it, or somebody else.
+/// Whether a complete file exists. A file of another size is outdated or damaged.
 fn is_there(path: &Path, expected: &Expected) -> bool {
     fs::metadata(path).is_ok_and(|found| found.is_file() && expected.bytes.is_none_or(|bytes| bytes == found.len()))
 }
@@ -180,7 +180,7 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<(), DownloadError> {
     fs::rename(&part, &path).map_err(|error| unwritten(&path, &error))
 }
 
-/// The files of a repository that running it takes.
+/// The files of a repository that are needed to run it.
 fn needed<'a>(names: &[&'a str]) -> Result<Vec<&'a str>, String> {
     let find = |wanted: &str| names.iter().copied().find(|&name| name == wanted);
     let config = find("config.json").ok_or("has no config.json, so it is no model for transformers")?;

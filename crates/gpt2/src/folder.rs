@@ -16,19 +16,19 @@ pub enum FileError {
     #[error("cannot be read: {0}")]
     Unreadable(String),
     /// A folder or a device.
-    #[error("is no regular file")]
+    #[error("is not a regular file")]
     NotAFile,
     /// A name with a path in it.
-    #[error("is no plain file name; expected a file beside config.json")]
+    #[error("is not a plain file name; expected a file beside config.json")]
     NotPlain,
     /// A symbolic link out of the folder.
     #[error("is a symbolic link to `{}`, outside the folder; put the file itself there", .0.display())]
     LeavesFolder(PathBuf),
     /// Longer than any file of its kind.
-    #[error("has {0} bytes, more than any file of its kind")]
+    #[error("has {0} bytes, which is too large for a file of its kind")]
     TooLong(u64),
     /// Text in another encoding.
-    #[error("is no UTF-8 text")]
+    #[error("is not UTF-8 text")]
     NotUtf8,
 }
 
@@ -75,7 +75,7 @@ impl Folder {
         String::from_utf8(bytes).map_err(|_| FileError::NotUtf8)
     }
 
-    /// A file mapped into memory. Nothing is read before it is looked at.
+    /// A file mapped into memory. Pages are read on first access.
     #[expect(unsafe_code, reason = "the one memory map")]
     pub fn map(&self, name: &str) -> Result<Mmap, FileError> {
         let (file, _) = self.file(name)?;
@@ -102,7 +102,7 @@ impl Folder {
     }
 }
 
-/// One component, no separator of any system, nothing that climbs.
+/// Checks for a single path component without separators or `..`.
 pub fn is_plain(name: &str) -> bool {
     let mut components = Path::new(name).components();
     let one = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));

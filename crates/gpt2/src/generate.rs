@@ -1,4 +1,4 @@
-//! Text from a prompt, a token at a time.
+//! Generates text from a prompt, one token at a time.
 
 use std::ops::ControlFlow;
 
@@ -9,9 +9,9 @@ use crate::sampler::{Sampler, Sampling};
 /// What to generate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GenerateOptions {
-    /// tokens a prompt, at most
+    /// maximum number of tokens per prompt
     pub max_tokens: usize,
-    /// how tokens are chosen; prompt `i` draws with the seed plus `i`, so that equal prompts go different ways
+    /// how tokens are chosen; prompt `i` samples with the seed plus `i`, so that equal prompts give different texts
     pub sampling: Sampling,
     /// the token that ends a text, if one does
     pub end_of_text: Option<u32>,
@@ -20,28 +20,28 @@ pub struct GenerateOptions {
 /// Why a text ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// the model said so
+    /// the model generated the end-of-text token
     EndOfText,
-    /// as many as were asked for
+    /// the maximum number of tokens was reached
     MaxTokens,
     /// the last token has no position left
     ContextFull,
-    /// the caller said so
+    /// the caller stopped it
     Interrupted,
 }
 
-/// What followed a prompt.
+/// The continuation of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Generation {
     /// without the prompt, and without the token that ends a text
     pub tokens: Vec<u32>,
-    /// why there are no more
+    /// why it ended
     pub stop: Stop,
 }
 
 impl Gpt2 {
     /// Continues prompts of any lengths, together; each ends on its own. `on_token` gets the prompt's index and the token as
-    /// soon as it is chosen, and may end it all.
+    /// soon as it is chosen, and may stop the generation.
     pub fn generate(
         &mut self,
         prompts: &[Vec<u32>],
@@ -90,7 +90,7 @@ impl Gpt2 {
     }
 }
 
-/// A prompt and what follows it so far.
+/// A prompt and its continuation so far.
 struct Text {
     tokens: Vec<u32>,
     prompt: usize,
@@ -106,7 +106,7 @@ impl Text {
         Ok(Text { tokens: prompt.to_vec(), prompt: prompt.len(), sampler, stop })
     }
 
-    /// The token that follows, unless it is the end.
+    /// The next token, unless it is the end.
     fn next(&mut self, logits: &[f32], options: &GenerateOptions, context: usize) -> Result<Option<u32>, Error> {
         let token = self.sampler.next(logits)?;
         if options.end_of_text == Some(token) {

@@ -1,4 +1,4 @@
-//! A GPT-2 that runs: weights on an engine, and a compiled graph for every size it was asked for.
+//! A GPT-2 on an engine: its weights, and a compiled graph for every size used so far.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,51 +13,51 @@ use crate::model::{Piece, Start, next_logits};
 use crate::sampler::SamplingError;
 use crate::weights::{self, Weights};
 
-/// The shortest sequence that is compiled for.
+/// The shortest compiled sequence length.
 const SHORTEST: usize = 16;
 
-/// Compiled graphs kept, at most; GPT-2 has seven lengths of its own for each batch, from the start and for one more token.
+/// Maximum number of compiled graphs kept; GPT-2 has seven sequence lengths per batch size, for prompts and for steps each.
 const SESSIONS: usize = 32;
 
-/// Inputs before the caches: tokens, where they stand, where each sequence's first does, and whose logits are wanted.
+/// Inputs before the caches: tokens, their positions, the position of each sequence's first token, and the tokens whose logits are needed.
 pub(crate) const DATA: usize = 4;
 
-/// Where the time of runs went.
+/// The time of runs by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Times {
     /// planning and compiling graphs of new sizes
     pub compiling: Duration,
     /// tokens of prompts
     pub prompt_tokens: usize,
-    /// running them
+    /// time to run them
     pub prompt: Duration,
-    /// tokens after them that were run, one of each sequence at a time
+    /// tokens after them, one per sequence at a time
     pub step_tokens: usize,
-    /// running them
+    /// time to run them
     pub steps: Duration,
 }
 
 /// Why a model does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No prompts, or more than positions can be counted for.
+    /// No prompts, or too many.
     #[error("expected from 1 to {most} prompts, got {got}")]
     Batch {
         /// the largest allowed
         most: usize,
-        /// what came
+        /// the value found
         got: usize,
     },
-    /// Nothing to go on from.
-    #[error("prompt {} has no tokens; expected at least 1, such as the end of text", .prompt + 1)]
+    /// An empty prompt.
+    #[error("prompt {} has no tokens; expected at least 1, such as the end-of-text token", .prompt + 1)]
     EmptyPrompt {
-        /// which, from 0
+        /// its position, from 0
         prompt: usize,
     },
     /// More tokens than the model has positions.
-    #[error("prompt {} has {tokens} tokens, the model's context {context}; shorten it", .prompt + 1)]
+    #[error("prompt {} has {tokens} tokens, but the model's context is {context}; shorten it", .prompt + 1)]
     TooLong {
-        /// which, from 0
+        /// its position, from 0
         prompt: usize,
         /// its length
         tokens: usize,
@@ -67,7 +67,7 @@ pub enum Error {
     /// A token that the model does not have.
     #[error("prompt {}: token {token} is not in the vocabulary of {vocabulary}", .prompt + 1)]
     Token {
-        /// which, from 0
+        /// its position, from 0
         prompt: usize,
         /// the token
         token: u32,
@@ -80,10 +80,10 @@ pub enum Error {
         /// its length
         got: usize,
     },
-    /// Sizes of no model.
+    /// Invalid sizes.
     #[error(transparent)]
     Size(#[from] SizeError),
-    /// Sampling is set wrongly, or the model computed nonsense.
+    /// Invalid sampling settings, or a model with invalid logits.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
     /// The engine refused or failed.
@@ -103,7 +103,7 @@ pub struct Gpt2 {
 }
 
 impl Gpt2 {
-    /// The model of a checkpoint. Weights that are stored otherwise than they are kept are converted once.
+    /// The model of a checkpoint. Weights stored in another dtype are converted once.
     pub fn new(engine: &Engine, checkpoint: &Checkpoint, kind: Weights) -> Result<Gpt2, Error> {
         Ok(Gpt2::of(engine, checkpoint.config(), kind, weights::upload(engine, checkpoint, kind)?))
     }
@@ -123,14 +123,14 @@ impl Gpt2 {
         Ok(Gpt2::of(engine, config, kind, weights))
     }
 
-    /// A model without weights, which [`Gpt2::lend`] gives it.
+    /// A model without weights; [`Gpt2::lend`] supplies them.
     pub fn empty(engine: &Engine, config: &Config, kind: Weights) -> Result<Gpt2, Error> {
         config.check()?;
         Ok(Gpt2::of(engine, config, kind, Vec::new()))
     }
 
-    /// Has the model run with these weights from now on, in the order of [`Config::weights`] and as [`Weights`] keeps them, and gives back those that it
-    /// had. What was compiled stays. Memory is shared: whoever lends weights that are written in place takes them back before.
+    /// Replaces the model's weights, in the order of [`Config::weights`] and in the form of [`Weights`], and returns the previous ones.
+    /// Compiled graphs are kept. Memory is shared: weights that are written in place must be taken back before.
     pub fn lend(&mut self, weights: Vec<Tensor>) -> Vec<Tensor> {
         std::mem::replace(&mut self.weights, weights)
     }
@@ -232,7 +232,7 @@ impl Gpt2 {
         Ok(cache.reshaped(&self.engine, kept, cache.capacity())?)
     }
 
-    /// Runs a piece, compiled now if it is new, and has a cache take it up; the logits, and how long it ran.
+    /// Runs a piece, compiling it if it is new, and appends it to a cache; returns the logits and the time.
     fn run(
         &mut self,
         piece: Piece,
@@ -267,8 +267,8 @@ impl Gpt2 {
     }
 }
 
-/// The inputs that tell tokens and where they stand, after so many tokens of each sequence. What is right of a sequence is
-/// never attended to, so any token at any place will do.
+/// The inputs with tokens and their positions, after this many tokens of each sequence. Padding to the right of a sequence is
+/// never attended to, so its tokens and positions do not matter.
 pub(crate) fn data(
     config: &Config,
     piece: &Piece,
@@ -293,7 +293,7 @@ pub(crate) fn data(
     ])
 }
 
-/// The length that is compiled for: a power of two, or the whole context.
+/// The compiled sequence length: a power of two, or the whole context.
 fn bucket(length: usize, context: usize) -> usize {
     length.next_power_of_two().max(SHORTEST).min(context)
 }
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(bucket(3, 5), 5);
     }
 
-    /// Token by token, so that all keys and values but those of the first token are read from the cache: as near to floats as
+    /// Token by token, so that all keys and values except those of the first token are read from the cache: as close to floats as
     /// a prompt, which attends to its keys and values before they are rounded.
     #[test]
     fn steps_of_bytes_over_a_cache_of_16_bits_are_near_those_of_floats() {

@@ -1,4 +1,4 @@
-//! Models by name: a folder, or what has been downloaded into the cache of Hugging Face's tools. Nothing is fetched.
+//! Finds models by name: a folder, or a downloaded model in the cache of Hugging Face's tools. Nothing is fetched.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,23 +10,23 @@ use crate::folder::is_plain;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HubError {
     /// Neither a folder nor `NAME` or `OWNER/NAME`.
-    #[error("`{0}` is no folder with a config.json and no name of a model, such as openai-community/gpt2")]
+    #[error("`{0}` is neither a folder with a config.json nor the name of a model, such as openai-community/gpt2")]
     Name(String),
     /// Nothing downloaded.
     #[error(
-        "no model `{name}`{}; to get it: the same command with --download, or: hf download {repository}",
+        "no model `{name}`{}; to fetch it, add --download, or run: hf download {repository}",
         searched(.hub)
     )]
     NotFound {
         /// as asked
         name: String,
-        /// the cache that was looked at, if there is one
+        /// the cache searched, if there is one
         hub: Option<PathBuf>,
         /// the repository to download
         repository: String,
     },
-    /// Downloaded, but not to the end.
-    #[error("`{}` is incomplete; finish it: the same command with --download, or: hf download {repository}", .folder.display())]
+    /// An incomplete download.
+    #[error("`{}` is incomplete; to complete it, add --download, or run: hf download {repository}", .folder.display())]
     Incomplete {
         /// the repository's folder in the cache
         folder: PathBuf,

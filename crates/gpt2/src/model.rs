@@ -1,21 +1,21 @@
-//! GPT-2 as a graph. Weights are inputs, named as in published checkpoints; matrices are `[in, out]`. Of bytes they are `[out, in]`,
-//! and a scale for each row follows.
+//! GPT-2 as a graph. Weights are inputs, named as in published checkpoints; matrices are `[in, out]`. Int8 matrices are `[out, in]`,
+//! followed by one scale per row.
 
 use deuteron::{Composite, Dtype, Graph, GraphError, Mask, NodeId, Quantized, differentiate};
 
 use crate::config::Config;
 use crate::weights::Weights;
 
-/// What the graph is built for.
+/// The sizes and options of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// sequences
     pub batch: usize,
     /// tokens of each
     pub sequence: usize,
-    /// how weights are kept; bytes have no gradient
+    /// form of the weights; int8 has no gradient
     pub weights: Weights,
-    /// with the loss and the gradients of all weights
+    /// whether to compute the loss and the gradients of all weights
     pub backward: bool,
 }
 
@@ -50,35 +50,35 @@ pub fn loss(config: &Config, options: &Options, dropout: f64) -> Result<Graph, G
     Ok(builder.graph)
 }
 
-/// What a graph of generation is built for: some tokens of each sequence, and a cache for them and those before.
+/// The sizes of a graph for generation: some tokens of each sequence, and a cache for them and the earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Piece {
     /// sequences
     pub batch: usize,
     /// tokens of each
     pub sequence: usize,
-    /// tokens that the cache has room for
+    /// capacity of the cache in tokens
     pub capacity: usize,
-    /// where the tokens stand
+    /// the positions of the tokens
     pub start: Start,
 }
 
-/// Where the tokens of a piece stand in their sequences.
+/// The positions of a piece's tokens in their sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Start {
-    /// all at the beginning: nothing in the cache is read
+    /// at the start of each sequence: the cache is not read
     Zero,
-    /// each sequence after what its cache holds
+    /// after the cached tokens of each sequence
     Anywhere,
 }
 
-/// The model as generation needs it: the logits of one position a sequence, while a cache takes up the keys and values.
+/// The model for generation: computes the logits of one position per sequence, and appends keys and values to a cache.
 ///
-/// Inputs are `tokens: i32[batch, sequence]`, `places: i32[batch, sequence]` (where each token stands), `positions: i32[batch]`
-/// (where the first does), `last: i32[batch]` (of which token the logits are wanted, counted over the whole batch:
+/// Inputs are `tokens: i32[batch, sequence]`, `places: i32[batch, sequence]` (the position of each token), `positions: i32[batch]`
+/// (that of each sequence's first token), `last: i32[batch]` (the token whose logits are needed, counted over the whole batch:
 /// `index * sequence + token`), for each layer its cache `[2, batch, heads, capacity, head]`, keys and then values as [`Weights::cache`] has
 /// them, then the
-/// weights in the order of [`Config::weights`], of bytes each with its scales behind it. Tokens after the last change nothing but the cache behind it.
+/// weights in the order of [`Config::weights`], int8 ones each followed by its scales. Padding tokens only affect cache entries after them.
 /// Outputs are the logits `[batch, vocabulary]`, then the caches.
 pub fn next_logits(config: &Config, piece: &Piece, weights: Weights) -> Result<Graph, GraphError> {
     let Piece { batch, sequence, capacity, start } = *piece;
@@ -114,7 +114,7 @@ pub fn block(config: &Config, options: &Options) -> Result<Graph, GraphError> {
     if options.backward { with_gradients(builder.graph) } else { Ok(builder.graph) }
 }
 
-/// Half a transformer block: from the product that makes queries, keys and values of normed rows to the residual stream with their
+/// Half a transformer block: from the QKV matmul of normed rows to the residual stream with their
 /// attention, and its norm.
 pub fn attention_layer(config: &Config, options: &Options) -> Result<Graph, GraphError> {
     check_sequence(config, options)?;
@@ -150,18 +150,18 @@ struct Builder<'a> {
     graph: Graph,
     config: &'a Config,
     options: &'a Options,
-    /// what came before the tokens, if there is a cache
+    /// the earlier tokens, if there is a cache
     past: Option<Past>,
     /// the caches of the layers so far, with the tokens
     appended: Vec<NodeId>,
     dropout: Option<Dropout>,
 }
 
-/// Elements that are dropped while a model is trained.
+/// Dropout during training.
 struct Dropout {
     seed: NodeId,
     p: f64,
-    /// tells the masks of one graph apart
+    /// distinguishes the masks of one graph
     next: u32,
 }
 
@@ -173,7 +173,7 @@ impl Dropout {
     }
 }
 
-/// A row for each token: what the input looks up, and what the head multiplies with.
+/// The token table: the embedding of the input, and the weight of the head.
 #[derive(Clone, Copy)]
 enum Table {
     Floats(NodeId),
@@ -186,7 +186,7 @@ struct Stream {
     normed: NodeId,
 }
 
-/// What came before the tokens.
+/// The earlier tokens.
 struct Past {
     places: NodeId,
     positions: NodeId,
@@ -199,7 +199,7 @@ impl<'a> Builder<'a> {
         Builder { graph: Graph::new(name), config, options, past: None, appended: Vec::new(), dropout: None }
     }
 
-    /// What logits are made of, normed rows and the table of the head: rows of every position, or of `last` alone, which are `batch`.
+    /// The operands of the logits: normed rows, of every position or only those of `last` (`batch` rows), and the table of the head.
     fn last_rows(&mut self, tokens: NodeId, last: Option<NodeId>) -> Result<(NodeId, Table), GraphError> {
         let (config, options) = (self.config, self.options);
         let wte = self.table("wte")?;
@@ -232,7 +232,7 @@ impl<'a> Builder<'a> {
         self.graph.output("loss", loss)
     }
 
-    /// The mean loss of all tokens. From floats it takes no logits in memory.
+    /// The mean loss of all tokens. With float weights, logits are not stored.
     fn loss(&mut self, x: NodeId, head: Table, targets: NodeId) -> Result<NodeId, GraphError> {
         let Table::Floats(weight) = head else {
             let logits = self.logits(x, head)?;
@@ -275,7 +275,7 @@ impl<'a> Builder<'a> {
         self.graph.dequantize(q, scale, Dtype::F32)
     }
 
-    /// A matrix of bytes with a scale for each row.
+    /// An int8 matrix with one scale per row.
     fn bytes(&mut self, name: &str, [rows, columns]: [usize; 2]) -> Result<Quantized, GraphError> {
         let q = self.graph.weight(&format!("{name}.weight"), Dtype::I8, [rows, columns])?;
         let scale = self.graph.weight(&format!("{name}.scale"), Dtype::F32, [rows])?;
@@ -294,7 +294,7 @@ impl<'a> Builder<'a> {
         self.graph.add(x, narrow)
     }
 
-    /// What is left of values after dropout, if there is one.
+    /// Values after dropout, if there is any.
     fn dropped(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
         match &mut self.dropout {
             Some(dropout) => {
@@ -305,7 +305,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Values that no sum over layers has a part in, as the cache has them.
+    /// Values outside of the residual stream, in the dtype of the cache.
     fn narrowed(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
         let narrow = self.options.weights.cache();
         if self.graph.node(x).dtype == narrow { Ok(x) } else { self.graph.cast(x, narrow) }
@@ -321,7 +321,7 @@ impl<'a> Builder<'a> {
         Ok(Stream { x, normed: self.norm(x, &format!("{name}.ln_2"))? })
     }
 
-    /// Heads are views of the fused projection: no copy splits them. They are of the cache's type, with a cache or without one.
+    /// Heads are views of the fused projection, without copies. They have the cache's dtype, with or without a cache.
     fn attention(&mut self, x: NodeId, name: &str) -> Result<NodeId, GraphError> {
         let (hidden, heads, head) = (self.config.hidden, self.config.heads, self.config.head());
         let (batch, sequence) = (self.options.batch, self.options.sequence);
@@ -351,8 +351,8 @@ impl<'a> Builder<'a> {
         Ok(self.graph.call(composite, &[q, k, v, seed])?[0])
     }
 
-    /// Writes keys and values of the next layer into its cache, if there is one. All of them and the positions of the queries,
-    /// if those see more than each other.
+    /// Writes keys and values of the next layer into its cache, if there is one. Returns all of them, and the positions of the queries
+    /// if they see cached keys.
     fn cached(&mut self, qkv: NodeId) -> Result<Option<([NodeId; 2], NodeId)>, GraphError> {
         let Some(Past { positions, caches, start, .. }) = &self.past else { return Ok(None) };
         let (hidden, heads, head) = (self.config.hidden, self.config.heads, self.config.head());

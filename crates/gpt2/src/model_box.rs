@@ -1,4 +1,4 @@
-//! The model that comes with the program: weights, sizes and tokenizer are part of it. `box/README.md` says how they were made.
+//! The built-in model: weights, sizes and tokenizer are part of the program. `box/README.md` describes how they were trained.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ static WEIGHTS: &[u8] = include_bytes!("../box/model.safetensors");
 static TOKENIZER: &str = include_str!("../box/tokenizer.json");
 
 impl Checkpoint {
-    /// The model that comes with the program. Nothing is read from a disk.
+    /// The built-in model. Nothing is read from disk.
     pub fn in_the_box() -> Result<Checkpoint, CheckpointError> {
         Checkpoint::included(Path::new(Config::BOX.name), CONFIG, WEIGHTS)
     }

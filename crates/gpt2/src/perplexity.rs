@@ -5,7 +5,7 @@ use deuteron::{Session, SessionOptions, Tensor};
 use crate::gpt2::{Error, Gpt2};
 use crate::model::{Options, loss};
 
-/// The loss of a text: of each of its tokens but the first.
+/// The loss of a text: of each of its tokens except the first.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prediction {
     /// tokens that were predicted
@@ -20,14 +20,14 @@ impl Prediction {
         self.nats / self.tokens as f64
     }
 
-    /// Among how many equally likely tokens the model would be as unsure.
+    /// The exponential of the mean cross entropy.
     pub fn perplexity(&self) -> f64 {
         self.loss().exp()
     }
 }
 
 impl Gpt2 {
-    /// Predicts each token of a text but the first, from those before it in its window. Windows have the length of the model's context and do
+    /// Predicts each token of a text except the first, from those before it in its window. Windows have the length of the model's context and do
     /// not overlap. `on_window` gets the number of tokens that were predicted so far.
     pub fn predict(&self, tokens: &[u32], mut on_window: impl FnMut(usize)) -> Result<Prediction, Error> {
         let (vocabulary, context) = (self.config().vocabulary, self.config().context);

@@ -1,4 +1,4 @@
-//! Weights as bytes, each row or column with a scale: `scale = absmax / 127`, bytes to the nearest, ties to even.
+//! Int8 weights with one scale per row or column: `scale = absmax / 127`, rounded to nearest, ties to even.
 //!
 //! A row or column of zeros has the scale 0, and so has one whose scale would be denormal. One with a NaN or an infinity has
 //! zeros and a scale that is not finite, so that what is computed from it is NaN. Where there is no memory, these unwind as
@@ -22,7 +22,7 @@ pub(crate) struct Bytes {
     pub width: usize,
 }
 
-/// Columns at a time: a strip of 3072 rows of them, widened, stays in the L2.
+/// Columns per strip: 3072 rows of them, widened, stay in the L2.
 const STRIP: usize = 64;
 
 /// Adding it leaves the nearest whole number in the lowest bits, for magnitudes below 2^22.
@@ -77,8 +77,8 @@ pub(crate) fn columns(weight: Weight<'_>) -> Bytes {
     })
 }
 
-/// Rows of bytes, made by all cores: `make` gets the first row, the bytes and the scales of some rows, a multiple of `together`
-/// but for the last ones.
+/// Int8 rows, computed on all cores: `make` gets the first row, the bytes and the scales of some rows, a multiple of `together`
+/// except for the last ones.
 fn shared(count: usize, width: usize, together: usize, make: impl Fn(usize, &mut [u8], &mut [f32]) + Sync) -> Bytes {
     let (mut bytes, mut scales) = (memory::zeros(count * width), memory::zeros(count));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -103,7 +103,7 @@ fn largest(most: f32, value: f32) -> f32 {
     if most >= value || most.is_nan() { most } else { value }
 }
 
-/// The scale of a row whose largest magnitude is given, and what its values are multiplied with.
+/// The scale of a row with this largest magnitude, and the factor for its values.
 fn scale_of(largest: f32) -> (f32, f32) {
     let scale = largest / 127.0;
     if scale < f32::MIN_POSITIVE { (0.0, 0.0) } else { (scale, 1.0 / scale) }

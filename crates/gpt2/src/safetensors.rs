@@ -1,5 +1,5 @@
 //! The safetensors format: eight bytes with the length of a JSON header, the header, the data. The header names tensors with
-//! dtype, shape and place; the places must cover the data without gap or overlap.
+//! dtype, shape and range; the ranges must cover the data without gap or overlap.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,14 +23,16 @@ pub struct Entry {
     pub bytes: Range<usize>,
 }
 
-/// Why a file is no safetensors.
+/// Why a file is not a valid safetensors file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// Less than the eight bytes of a length.
-    #[error("the file has {0} bytes, a safetensors file has at least 10")]
+    #[error("the file has {0} bytes; a safetensors file has at least 10")]
     TooShort(usize),
     /// The header is longer than the file or than any header.
-    #[error("the header should have {header} bytes, the file has {file}; it is cut short or no safetensors")]
+    #[error(
+        "the header should have {header} bytes, but the file has {file}; it is truncated or not a safetensors file"
+    )]
     Length {
         /// what the first eight bytes say
         header: u64,
@@ -48,8 +50,8 @@ pub enum HeaderError {
         /// its dtype
         dtype: String,
     },
-    /// The place has not as many bytes as the shape needs.
-    #[error("tensor `{tensor}` of {dtype}{shape} lies at {begin}..{end}, which is not its size")]
+    /// The range does not have as many bytes as the shape needs.
+    #[error("tensor `{tensor}` of {dtype}{shape} occupies bytes {begin}..{end}, which is not its size")]
     Size {
         /// the tensor
         tensor: String,
@@ -73,7 +75,7 @@ pub enum HeaderError {
         got: usize,
     },
     /// The data is longer or shorter than the tensors.
-    #[error("the tensors end at byte {expected} of the data, the file has {got}; copy or download it again")]
+    #[error("the tensors end at byte {expected} of the data, but the file has {got}; copy or download it again")]
     End {
         /// the end of the last tensor
         expected: usize,
@@ -82,7 +84,7 @@ pub enum HeaderError {
     },
 }
 
-/// The tensors of a file, by name. Accepted places are inside the file and apart from each other.
+/// The tensors of a file, by name. Accepted ranges are inside the file and do not overlap.
 pub fn parse(file: &[u8]) -> Result<BTreeMap<String, Entry>, HeaderError> {
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(HeaderError::TooShort(file.len()));
@@ -143,7 +145,7 @@ struct Raw {
     data_offsets: [usize; 2],
 }
 
-/// The header's object, where no name may come twice.
+/// The header's object, in which names must be unique.
 struct Header(BTreeMap<String, Raw>);
 
 impl<'de> Deserialize<'de> for Header {
@@ -170,7 +172,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             }
             let tensor = map.next_value()?;
             if tensors.contains_key(&name) {
-                return Err(A::Error::custom(format_args!("tensor `{name}` comes twice")));
+                return Err(A::Error::custom(format_args!("tensor `{name}` occurs twice")));
             }
             tensors.insert(name, tensor);
         }

@@ -7,13 +7,13 @@ use deuteron::reference::Generator;
 /// How tokens are chosen. The order is that of the transformers library: temperature, top-k, top-p, then one draw.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// logits are divided by it; 0 takes the largest logit, and nothing else counts
+    /// logits are divided by it; 0 takes the largest logit and ignores the other settings
     pub temperature: f32,
-    /// only so many of the largest
+    /// only this many of the largest
     pub top_k: Option<usize>,
-    /// only the fewest of the largest whose probabilities, after top-k, reach it
+    /// the smallest set of largest ones whose probabilities, after top-k, add up to it
     pub top_p: Option<f32>,
-    /// of the draws; the same seed gives the same tokens on every machine
+    /// seed of sampling; the same seed gives the same tokens on every machine
     pub seed: u64,
 }
 
@@ -23,13 +23,13 @@ pub enum SamplingError {
     /// Negative, infinite or NaN.
     #[error("the temperature must be 0 or a positive number, got {0}")]
     Temperature(f32),
-    /// Nothing would be left.
+    /// Top-k is 0.
     #[error("top-k must be at least 1, got 0")]
     TopK,
-    /// No probability.
+    /// Top-p is not a probability.
     #[error("top-p must be above 0 and at most 1, got {0}")]
     TopP(f32),
-    /// The model computed nonsense.
+    /// A logit is NaN or infinite.
     #[error("the logit of token {id} is {value}; the weights are damaged, or the dtype is too small for them")]
     NotFinite {
         /// the token
@@ -78,7 +78,7 @@ impl Sampler {
         Ok(Sampler { sampling, generator: Generator::new(sampling.seed), candidates: Vec::new() })
     }
 
-    /// The next token. Of equal logits the lower id counts as the larger. A logit of minus infinity is never chosen.
+    /// The next token. Ties go to the lower id. A logit of minus infinity is never chosen.
     pub fn next(&mut self, logits: &[f32]) -> Result<u32, SamplingError> {
         let wrong = |value: &f32| value.is_nan() || *value == f32::INFINITY;
         if let Some(id) = logits.iter().position(wrong) {
@@ -94,8 +94,8 @@ impl Sampler {
         Ok(self.draw())
     }
 
-    /// Every token, or as many of the largest as are asked for, in order of their ids. Few are looked at again: most logits are
-    /// below the least that is kept.
+    /// Every token, or the requested number of the largest, in order of their ids. Few are examined twice: most logits are
+    /// below the threshold.
     fn fill(&mut self, logits: &[f32]) {
         let k = self.sampling.top_k.unwrap_or(logits.len());
         let mut least = f32::NEG_INFINITY;
@@ -116,7 +116,7 @@ impl Sampler {
         }
     }
 
-    /// Keeps so many of the largest, of which there are more; the least that is kept.
+    /// Keeps this many of the largest; returns the smallest one kept.
     fn keep_largest(&mut self, k: usize) -> f32 {
         let (_, &mut Candidate { logit, .. }, _) = self.candidates.select_nth_unstable_by(k - 1, larger_first);
         self.candidates.truncate(k);
@@ -131,7 +131,7 @@ impl Sampler {
         self.candidates.retain(|candidate| candidate.weight > 0.0);
     }
 
-    /// Looks at few of the largest first: sorting a whole vocabulary takes longer than a small model's layer.
+    /// Sorts only a few of the largest first: sorting a whole vocabulary takes longer than a small model's layer.
     fn keep_top_p(&mut self) {
         let Some(p) = self.sampling.top_p else { return };
         let total: f64 = self.sum();
@@ -157,7 +157,7 @@ impl Sampler {
         }
     }
 
-    /// By id, whatever order a selection left: sums and draws depend on the set alone.
+    /// Sorts by id, so that sums and samples depend only on the set.
     fn order(&mut self) {
         self.candidates.sort_unstable_by_key(|candidate| candidate.id);
     }

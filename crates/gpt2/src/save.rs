@@ -1,7 +1,7 @@
 //! Checkpoints written as Hugging Face lays them out: what [`Checkpoint::open`](crate::Checkpoint::open) and the transformers library read.
 //!
-//! Files are written whole and brought to the disk. That a folder appears all at once is its caller's part: write a folder of another name,
-//! then rename it.
+//! Files are written and flushed to the disk. For an atomic folder, the caller writes a folder under another name
+//! and renames it.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -17,7 +17,7 @@ use crate::folder::{FileError, Folder};
 use crate::safetensors::{self, HeaderError};
 use crate::tokenizer::Tokenizer;
 
-/// What data begins at a multiple of, so that a mapped tensor may be read in place.
+/// Alignment of the data, so that a mapped tensor can be read in place.
 const ALIGNMENT: usize = 64;
 
 /// Why tensors were not written or read. Messages name the file.
@@ -48,7 +48,7 @@ pub enum SaveError {
         problem: HeaderError,
     },
     /// A tensor is missing or of another type.
-    #[error("`{}`: tensor `{tensor}`: expected {expected}, got {got}; is the folder of this run?", .path.display())]
+    #[error("`{}`: tensor `{tensor}`: expected {expected}, got {got}; does the folder belong to this run?", .path.display())]
     Tensor {
         /// the file
         path: PathBuf,
@@ -56,7 +56,7 @@ pub enum SaveError {
         tensor: String,
         /// what the reader needs
         expected: String,
-        /// what is there
+        /// what the file has
         got: String,
     },
     /// The engine refused or failed.
@@ -64,7 +64,7 @@ pub enum SaveError {
     Engine(#[from] deuteron::Error),
 }
 
-/// Writes sizes, weights and tokenizer into a folder that exists. Weights are in the order of [`Config::weights`].
+/// Writes sizes, weights and tokenizer into an existing folder. Weights are in the order of [`Config::weights`].
 pub fn write_checkpoint(
     folder: &Path,
     config: &Config,
@@ -108,7 +108,7 @@ pub fn write_tensors(path: &Path, tensors: &[(String, &Tensor)]) -> Result<(), S
     file.sync_all().map_err(failed)
 }
 
-/// Writes a text file and brings it to the disk.
+/// Writes a text file and flushes it to the disk.
 fn write_text(path: &Path, text: &str) -> Result<(), SaveError> {
     let written = File::create(path).and_then(|mut file| {
         file.write_all(text.as_bytes())?;
@@ -134,7 +134,7 @@ impl TensorFile {
         Ok(TensorFile { path, map, entries })
     }
 
-    /// A tensor where an engine's kernels read and write it.
+    /// A tensor in memory that an engine's kernels read and write.
     pub fn upload(&self, engine: &Engine, name: &str, dtype: Dtype, shape: &Shape) -> Result<Tensor, SaveError> {
         let entry = self.entries.get(name);
         let right = entry.filter(|entry| entry.dtype == name_of(dtype) && entry.shape == *shape);

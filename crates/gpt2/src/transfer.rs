@@ -1,6 +1,6 @@
-//! One file from a server, by `curl`: checked while it comes, and under its name only when all of it is right.
+//! Downloads one file with `curl`: checked during the transfer, and renamed to its final name only if all of it is right.
 //!
-//! `curl` writes to a pipe and this process to the file, so that nobody writes to a file whose writer was killed.
+//! `curl` writes to a pipe and this process to the file, so that no process writes to the file after this one was killed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,18 +13,18 @@ use deuteron::report::Sha256;
 
 use crate::download::{DownloadError, unwritten};
 
-/// Attempts after the first one, where a server or the way to it fails for the moment.
+/// Retries after temporary failures of the server or the network.
 const RETRIES: u32 = 3;
-/// Before the first of them; twice as long before each that follows.
+/// Delay before the first retry; doubled before each further one.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Codes of curl that another attempt may mend: no address, cut off, too slow, no answer, not sent, not received.
+/// Exit codes of curl that a retry may fix: no address, connection lost, timeout, no answer, send or receive error.
 const TRANSIENT: [i32; 6] = [6, 18, 28, 52, 55, 56];
-/// curl's code where a server cannot go on from the middle of a file.
+/// curl's exit code if a server does not support ranges.
 const NO_RANGES: i32 = 33;
-/// A line of an answer's head, at most.
+/// Maximum length of a header line.
 const LONGEST_LINE: u64 = 1 << 16;
 
-/// What is known of a file before it is fetched.
+/// What is known about a file before it is fetched.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub bytes: Option<u64>,
@@ -32,18 +32,18 @@ pub(crate) struct Expected {
     pub sha256: Option<String>,
 }
 
-/// Where something lies.
+/// A URL.
 pub(crate) struct Source<'a> {
     pub url: String,
     pub token: Option<&'a str>,
 }
 
-/// What an answer says of its body.
+/// What a response says about its body.
 #[derive(Default)]
 struct Head {
     status: u16,
     bytes: Option<u64>,
-    /// whether the end of the body shows without its length
+    /// whether the end of the body is marked without a length
     framed: bool,
     sha256: Option<String>,
 }
@@ -54,13 +54,13 @@ struct Failure {
     remedy: Remedy,
 }
 
-/// What may mend a failure.
+/// What may fix a failure.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Remedy {
     Nothing,
-    /// another attempt
+    /// a retry
     Again,
-    /// another attempt, without what earlier ones left
+    /// a retry from the start
     Afresh,
 }
 
@@ -71,7 +71,7 @@ impl From<DownloadError> for Failure {
 }
 
 impl Source<'_> {
-    /// What lies there, if it has at most `most` bytes.
+    /// The body at a URL, if it has at most `most` bytes.
     pub fn bytes(&self, most: u64) -> Result<Vec<u8>, DownloadError> {
         self.repeated(|| {
             let mut bytes = Vec::new();
@@ -87,7 +87,7 @@ impl Source<'_> {
         })
     }
 
-    /// Puts what lies there into a folder. The caller holds the lock of the folder.
+    /// Downloads a URL into a folder. The caller holds the lock of the folder.
     pub fn file(&self, folder: &Path, name: &str, expected: &Expected) -> Result<(), DownloadError> {
         let part = folder.join(format!(".{name}.part"));
         self.repeated(|| self.attempt(&part, expected))?;
@@ -106,7 +106,7 @@ impl Source<'_> {
         attempt().map_err(|failure| failure.error)
     }
 
-    /// Fetches the file, or what an earlier attempt left of it where a digest will tell whether that was right.
+    /// Fetches the file, or the rest of a partial one if a digest will verify it.
     fn attempt(&self, path: &Path, expected: &Expected) -> Result<(), Failure> {
         let mut part = Part::open(path, expected)?;
         let from = part.bytes;
@@ -146,7 +146,7 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// Checks how many bytes came, of which the first `from` were there before.
+    /// Checks the number of bytes, of which the first `from` were there before.
     fn check_size(&self, expected: &Expected, head: &Head, got: u64, from: u64) -> Result<(), DownloadError> {
         let announced = head.bytes.map(|bytes| bytes + from);
         for bytes in [expected.bytes, announced].into_iter().flatten() {
@@ -156,7 +156,7 @@ impl Source<'_> {
         }
         if expected.bytes.is_none() && announced.is_none() && !head.framed {
             return Err(
-                self.failed("the server does not say how long it is, so that nothing shows whether all of it came")
+                self.failed("the server does not state its length, so a truncated download could not be detected")
             );
         }
         Ok(())
@@ -166,7 +166,7 @@ impl Source<'_> {
         DownloadError::Fetch { url: self.url.clone(), words: words.to_string() }
     }
 
-    /// The protocols of this address and of all that it leads to: what is asked for by HTTPS comes by nothing else.
+    /// The allowed protocols of a URL and its redirects: an HTTPS request is never redirected to another protocol.
     fn protocols(&self) -> &'static str {
         let scheme = self.url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
         if scheme.as_deref() == Some("http") { "=http,https" } else { "=https" }
@@ -185,7 +185,7 @@ impl Source<'_> {
     }
 }
 
-/// A file that is not whole yet, with the digest of what it holds.
+/// A partial file, with the digest of its bytes.
 struct Part {
     path: PathBuf,
     file: File,
@@ -194,7 +194,7 @@ struct Part {
 }
 
 impl Part {
-    /// What an earlier attempt left, where a digest will tell whether it was right, and otherwise a new file.
+    /// The partial file of an earlier attempt if a digest will verify it, otherwise a new file.
     fn open(path: &Path, expected: &Expected) -> Result<Part, DownloadError> {
         let wrong = |error| unwritten(path, &error);
         let left = fs::symlink_metadata(path).ok();
@@ -222,7 +222,7 @@ impl Part {
         }
     }
 
-    /// Takes a body to its end, unless it is too long.
+    /// Reads a body to its end, unless it is too long.
     fn take(&mut self, source: &Source, body: &mut impl Read, most: Option<u64>) -> Result<(), DownloadError> {
         let mut buffer = vec![0; 1 << 16];
         loop {
@@ -240,7 +240,7 @@ impl Part {
     }
 }
 
-/// A curl that runs. It ends with this.
+/// A running curl process, killed on drop.
 struct Transfer {
     child: Child,
     head: Head,
@@ -248,7 +248,7 @@ struct Transfer {
 }
 
 impl Transfer {
-    /// Asks for what lies at an address, from some byte on, and reads the answer up to its body.
+    /// Requests a URL from some byte on, and reads the response headers.
     fn start(source: &Source, from: u64) -> Result<Transfer, Failure> {
         let mut child = source.command(from).spawn().map_err(|error| DownloadError::NoCurl(error.to_string()))?;
         if let (Some(mut stdin), Some(token)) = (child.stdin.take(), source.token) {
@@ -256,7 +256,7 @@ impl Transfer {
             let quoted = token.replace('\\', "\\\\").replace('"', "\\\"").replace(['\n', '\r'], "");
             let _ = stdin.write_all(format!("header = \"Authorization: Bearer {quoted}\"\n").as_bytes());
         }
-        let stdout = child.stdout.take().ok_or_else(|| source.failed("curl has no output"))?;
+        let stdout = child.stdout.take().ok_or_else(|| source.failed("curl gave no output"))?;
         let mut transfer = Transfer { child, head: Head::default(), body: BufReader::new(stdout) };
         transfer.head = heads(&mut transfer.body).map_err(|error| source.failed(error))?;
         let is_body = if from > 0 { transfer.head.status == 206 } else { (200..300).contains(&transfer.head.status) };
@@ -268,9 +268,9 @@ impl Transfer {
         Ok(transfer)
     }
 
-    /// Waits for the end, and gives what the answer said.
+    /// Waits for the end, and returns the response headers.
     fn finish(mut self, source: &Source) -> Result<Head, Failure> {
-        // What is left is no body of ours; curl must not wait for somebody to read it.
+        // The rest is not our body; curl must not wait for a reader.
         let _ = std::io::copy(&mut self.body, &mut std::io::sink());
         let mut words = String::new();
         if let Some(mut stderr) = self.child.stderr.take() {
@@ -293,7 +293,7 @@ impl Drop for Transfer {
     }
 }
 
-/// What may mend a failure of curl.
+/// What may fix a failure of curl.
 fn remedy(done: ExitStatus, status: u16) -> Remedy {
     match (done.code().unwrap_or_default(), status) {
         (NO_RANGES, _) | (_, 416) => Remedy::Afresh,
@@ -303,7 +303,7 @@ fn remedy(done: ExitStatus, status: u16) -> Remedy {
     }
 }
 
-/// The heads of all answers up to the one with the body; of the last one where there is none.
+/// The headers of all responses up to the one with the body, or of the last one.
 fn heads(answer: &mut impl BufRead) -> std::io::Result<Head> {
     let mut last = Head::default();
     while let Some(head) = head(answer)? {
@@ -317,7 +317,7 @@ fn heads(answer: &mut impl BufRead) -> std::io::Result<Head> {
     Ok(last)
 }
 
-/// The next head.
+/// The next headers.
 fn head(answer: &mut impl BufRead) -> std::io::Result<Option<Head>> {
     let mut head: Option<Head> = None;
     loop {

@@ -1,4 +1,4 @@
-//! How weights are kept, and stored weights as an engine takes them.
+//! The forms of weights, and the conversion of stored weights.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use crate::checkpoint::{Checkpoint, Weight};
 use crate::quantize::{Bytes, columns, rows};
 
-/// How a model keeps its weights, and what it computes in.
+/// The form of a model's weights, and the dtype that it computes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Weights {
     /// weights and activations `f32`
@@ -20,9 +20,9 @@ pub enum Weights {
     F16,
     /// weights and activations `bf16`
     Bf16,
-    /// Matrices are bytes with a scale an output column, the token table bytes with a scale a token; biases, norms and positions
-    /// are `f32`. Activations are `f32`; each row is quantised to bytes with one scale before a matmul, whose sums are exact. Queries, keys and
-    /// values are `bf16`, and so are the cache and the inner layer: what is read of them is half as much.
+    /// Matrices are bytes with one scale per output column, the token table bytes with one scale per token; biases, norms and positions
+    /// are `f32`. Activations are `f32`; each row is quantised to int8 with one scale before a matmul, whose sums are exact. Queries, keys and
+    /// values are `bf16`, and so are the cache and the inner layer, which halves their traffic.
     ///
     /// Against `f32`, on the four small random models of the tests, whose weights are far from trained ones: logits are off by less
     /// than [`Weights::INT8_LOGIT_ERROR`] of their spread, and perplexity by less than [`Weights::INT8_PERPLEXITY_ERROR`]. With
@@ -30,19 +30,19 @@ pub enum Weights {
     Int8,
 }
 
-/// A word that names no kind of weights.
+/// An unknown form of weights.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown weights `{0}`; expected f32, f16, bf16 or int8")]
 pub struct UnknownWeights(pub String);
 
 impl Weights {
-    /// How far a logit of [`Weights::Int8`] may be from that of [`Weights::F32`], as a share of the spread (largest less smallest)
+    /// Tolerance of a logit of [`Weights::Int8`] against that of [`Weights::F32`], as a share of the spread (largest minus smallest)
     /// of its row's logits.
     pub const INT8_LOGIT_ERROR: f64 = 0.1;
-    /// How much perplexity of [`Weights::Int8`] may be above or below that of [`Weights::F32`], as a share of it.
+    /// Tolerance of the perplexity of [`Weights::Int8`] against that of [`Weights::F32`], relative to it.
     pub const INT8_PERPLEXITY_ERROR: f64 = 0.02;
 
-    /// All kinds.
+    /// All forms.
     pub const ALL: [Weights; 4] = [Weights::F32, Weights::F16, Weights::Bf16, Weights::Int8];
 
     /// The name in JSON and on the command line.
@@ -64,7 +64,7 @@ impl Weights {
 }
 
 impl Weights {
-    /// The storage type of keys and values that are kept for later tokens.
+    /// The storage type of the KV cache.
     pub fn cache(self) -> Dtype {
         match self {
             Weights::Int8 => Dtype::Bf16,
@@ -86,9 +86,9 @@ impl FromStr for Weights {
     }
 }
 
-/// Every weight where the engine's kernels read it, in the order of the graph's inputs: that of
-/// [`Config::weights`](crate::Config::weights), with the scales of bytes behind them. A weight that is stored as it is kept is
-/// copied once, straight from the mapped file, whose memory is given back at once: no moment holds two copies of the model.
+/// Every weight in memory that the engine's kernels read, in the order of the graph's inputs: that of
+/// [`Config::weights`](crate::Config::weights), with the scales of int8 weights after them. A weight that needs no conversion is
+/// copied once, directly from the mapped file, whose memory is released at once, so memory never holds two copies of the model.
 pub fn upload(engine: &Engine, checkpoint: &Checkpoint, kind: Weights) -> Result<Vec<Tensor>, deuteron::Error> {
     let mut tensors = Vec::new();
     for (name, _) in checkpoint.config().weights() {
@@ -100,7 +100,7 @@ pub fn upload(engine: &Engine, checkpoint: &Checkpoint, kind: Weights) -> Result
     Ok(tensors)
 }
 
-/// Appends a weight as it is kept.
+/// Appends a weight in its form.
 pub(crate) fn push(
     tensors: &mut Vec<Tensor>,
     engine: &Engine,

@@ -4,19 +4,19 @@ use std::fmt;
 
 use crate::composite::CompositeKind;
 
-/// Nodes kept together: by a pass, or by whoever wrote the text. Its text is the name of the block in the text form and in
+/// Nodes grouped by a pass or in a text. Its text is the name of the block in the text form and in
 /// reports, and [`Block::named`] reads it back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Block {
-    /// A name without further meaning. As an origin: a primitive, an opaque operation or such a block.
+    /// A plain name. As an origin: a primitive, an opaque operation or such a block.
     Named(String),
-    /// What is left of a composite. As an origin: the composite.
+    /// The remaining part of a composite. As an origin: the composite.
     Composite(CompositeKind),
     /// The gradient of a call: `grad(gelu)`.
     Gradient(Box<Block>),
-    /// The sum of everything that arrived at an input: `grad_sum`.
+    /// The sum of all gradients of an input: `grad_sum`.
     GradientSum,
-    /// Values of a call that are computed again for a gradient: `recompute(gelu)`.
+    /// Values of a call that are recomputed for a gradient: `recompute(gelu)`.
     Recompute(Box<Block>),
 }
 
@@ -24,7 +24,7 @@ const GRADIENT: &str = "grad(";
 const GRADIENT_SUM: &str = "grad_sum";
 const RECOMPUTE: &str = "recompute(";
 
-/// How many blocks may be nested in a name: nobody differentiates more often, and no text overflows the stack.
+/// Maximum nesting of blocks in a name, so that no text overflows the stack.
 const DEEPEST: usize = 32;
 
 impl Block {
@@ -47,7 +47,7 @@ impl Block {
         pass.or_else(composite).unwrap_or_else(|| Block::Named(name.to_string()))
     }
 
-    /// The composite that it is left of.
+    /// The composite it is a part of.
     pub fn composite(&self) -> Option<CompositeKind> {
         match self {
             Block::Composite(kind) => Some(*kind),

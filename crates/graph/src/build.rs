@@ -1,4 +1,4 @@
-//! The builder: one method a primitive, one a composite. Each is one call; each refuses bad operands with a typed error.
+//! The builder: one method per primitive and one per composite. Each is one call; each refuses bad operands with a typed error.
 
 use crate::activation::{Activation, Gelu};
 use crate::block::Block;
@@ -37,32 +37,32 @@ pub struct RmsNormResult {
 pub struct Quantized {
     /// the bytes
     pub q: NodeId,
-    /// what a byte is worth, one a row, `f32`
+    /// the scale, one per row, `f32`
     pub scale: NodeId,
 }
 
 /// Results of a cross entropy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CrossEntropyResult {
-    /// mean over rows, a scalar; of a linear layer's rows, one of each
+    /// mean over rows, a scalar; for a linear layer, one per row
     pub loss: NodeId,
     /// log of the sum of exponentials of each row, `f32`
     pub logsumexp: NodeId,
 }
 
-/// What an opaque operation takes.
+/// The cost of an opaque operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpaqueCost {
-    /// Bytes moved in all, if that is not operands and results once each.
+    /// Total bytes moved, if not operands and results once each.
     pub bytes: Option<u64>,
     /// Floating point operations.
     pub flops: u64,
-    /// Whether each element depends on the same element of the operands alone.
+    /// Whether each element depends only on the same element of the operands.
     pub elementwise: bool,
 }
 
 impl Graph {
-    /// A tensor handed in at run time.
+    /// An input tensor of each run.
     pub fn input(&mut self, name: &str, dtype: Dtype, shape: impl Into<Shape>) -> Value {
         self.input_of(InputKind::Data, name, dtype, shape)
     }
@@ -72,7 +72,7 @@ impl Graph {
         self.input_of(InputKind::Weight, name, dtype, shape)
     }
 
-    /// One of either kind.
+    /// An input of either kind.
     pub fn input_of(&mut self, kind: InputKind, name: &str, dtype: Dtype, shape: impl Into<Shape>) -> Value {
         let shape = shape.into();
         if !is_name(name) {
@@ -178,12 +178,12 @@ impl Graph {
         self.push(Op::ScatterAdd { rows }, &[indices, updates])
     }
 
-    /// A cache with rows written from a position of each sequence on; see [`Op::Append`].
+    /// A cache with rows written from each sequence's position on; see [`Op::Append`].
     pub fn append(&mut self, cache: NodeId, rows: NodeId, positions: NodeId, batch: usize) -> Value {
         self.push(Op::Append { batch }, &[cache, rows, positions])
     }
 
-    /// The same elements under another shape.
+    /// The same elements in another shape.
     pub fn reshape(&mut self, x: NodeId, shape: impl Into<Shape>) -> Value {
         self.push(Op::View(View::Reshape(shape.into())), &[x])
     }
@@ -213,8 +213,8 @@ impl Graph {
         self.push(Op::StopGradient, &[x])
     }
 
-    /// An operation known only by its cost: it is analysed with the rest of the graph and never run. `results` give the
-    /// dtype and shape of each result, `cost` what all of them together take. Characters that the text form could not
+    /// An operation modelled only by its cost: it is analysed with the rest of the graph and never run. `results` give the
+    /// dtype and shape of each result, `cost` their total cost. Characters that the text form could not
     /// read back become `_` in the name.
     pub fn opaque(
         &mut self,
@@ -327,7 +327,7 @@ impl Graph {
         self.call_one(composite, &[q, k, v, positions])
     }
 
-    /// Rows as `i8` with a scale a row.
+    /// Rows as `i8` with a scale per row.
     pub fn quantize_int8(&mut self, x: NodeId) -> Result<Quantized, GraphError> {
         let out = self.call(Composite::QuantizeInt8, &[x])?;
         Ok(Quantized { q: out[0], scale: out[1] })
@@ -344,7 +344,7 @@ impl Graph {
         self.call_one(Composite::QuantizedLinear { dtype }, &inputs)
     }
 
-    /// The same with weights `w: [experts, out, in]`, of which row `i` of `x: [rows, in]` takes `experts[i]`; scales and bias are
+    /// The same with weights `w: [experts, out, in]`, where row `i` of `x: [rows, in]` uses expert `experts[i]`; scales and bias are
     /// `[experts, out]`. A row that goes to several experts is given once for each.
     pub fn expert_linear(
         &mut self,
@@ -376,7 +376,7 @@ impl Graph {
         Ok(CrossEntropyResult { loss: out[0], logsumexp: out[1] })
     }
 
-    /// Cross entropy of each row of `x w^T`, whose logits exist for some rows at a time: `x [rows, in]`, `w [classes, in]`, `targets [rows]`.
+    /// Cross entropy of each row of `x w^T`, whose logits exist only for some rows at a time: `x [rows, in]`, `w [classes, in]`, `targets [rows]`.
     /// Both results are `f32[rows, 1]`; a row whose target is `ignored` has the loss 0.
     pub fn linear_cross_entropy(
         &mut self,

@@ -8,7 +8,7 @@ use crate::graph::Graph;
 use crate::node::NodeId;
 use crate::shape::Shape;
 
-/// Truth values and whole numbers would be added as 0 and 1.
+/// A mask of truth values or integers would be added as 0 and 1.
 const FLOAT_MASK: &str = "a float mask that is added to the scores (of truth values, a select between 0 and -inf)";
 
 impl Graph {
@@ -35,7 +35,7 @@ impl Graph {
         }
     }
 
-    /// What the expansion's primitives would refuse too, but in the words of the composite.
+    /// Checks that the expansion's primitives would make too, with messages in terms of the composite.
     fn check_operands(&self, composite: &Composite, inputs: &[NodeId]) -> Result<(), GraphError> {
         let shape = |i: usize| &self.node(inputs[i]).shape;
         let dtype = |i: usize| self.node(inputs[i]).dtype;

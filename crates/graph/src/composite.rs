@@ -1,11 +1,11 @@
-//! Composites: the operations people name, their attributes and operands.
+//! Composites: named operations with their attributes and operands.
 
 use crate::activation::{Activation, Gelu};
 use crate::dtype::Dtype;
 use crate::named;
 
 named! {
-    /// What a softmax or attention leaves out.
+    /// The mask of a softmax or attention.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub enum Mask {
         /// Nothing.
@@ -14,7 +14,7 @@ named! {
         Causal = "causal",
         /// An operand that is added to the scores.
         Additive = "additive",
-        /// Keys after the query's own place, an operand `i32[batch]` giving each sequence's first place: query `i` of sequence
+        /// Keys after the query's own position, with an operand `i32[batch]` of each sequence's first position: query `i` of sequence
         /// `b` sees key `j` iff `j <= positions[b] + i`.
         Cached = "cached",
     }
@@ -54,10 +54,10 @@ pub enum Composite {
     /// `dropout(softmax(scale q k^T + mask)) v`. Operands: q, k, v, the mask if additive or
     /// positions if cached, the seed if `p > 0`.
     Attention { mask: Mask, scale: f64, p: f64, offset: u32 },
-    /// Rows as `i8` with a scale a row: `scale = absmax / 127`. A row of zeros has zeros and the scale 0; the scale of a row
+    /// Rows as `i8` with a scale per row: `scale = absmax / 127`. A row of zeros has zeros and the scale 0; the scale of a row
     /// with a NaN or an infinity is NaN or infinite, so that what it scales is NaN. Operand: x. Results: q, scale.
     QuantizeInt8,
-    /// Rows as `f8e4m3` with a scale a row: `scale = absmax / 448`. Operand: x. Results: q, scale.
+    /// Rows as `f8e4m3` with a scale per row: `scale = absmax / 448`. Operand: x. Results: q, scale.
     QuantizeFp8,
     /// `q scale`. Operands: q (`i8`), scale.
     Dequantize { dtype: Dtype },
@@ -75,12 +75,12 @@ pub enum Composite {
     WeightedSum,
     /// Mean over rows of `log sum e^x - x[target]`. Operands: logits, targets. Results: loss, logsumexp.
     CrossEntropy,
-    /// For each row of logits `z = x w^T`, which exist for some rows at a time: `logsumexp = log sum e^z` and
+    /// For each row of logits `z = x w^T`, which exist only for some rows at a time: `logsumexp = log sum e^z` and
     /// `loss = logsumexp - (1 - smoothing) z[target] - smoothing mean(z)`, 0 where the target is `ignored`. Operands: x `[rows, in]`,
     /// w `[classes, in]`, targets `i32[rows]`. Results: loss, logsumexp, both `f32[rows, 1]`.
     LinearCrossEntropy { smoothing: f64, ignored: Option<i32> },
     /// Its gradients: `d_z = d_logsumexp e^(z - logsumexp) - d_loss ((1 - smoothing) [target] + smoothing / classes)`, where
-    /// `d_logsumexp` holds what reaches it by the loss too. Operands: x, w, targets, logsumexp, d_logsumexp, d_loss, the last three
+    /// `d_logsumexp` includes the contribution of the loss. Operands: x, w, targets, logsumexp, d_logsumexp, d_loss, the last three
     /// `f32[rows, 1]`. Results: d_x, d_w.
     LinearCrossEntropyGradient { smoothing: f64 },
 }
@@ -140,7 +140,7 @@ kinds! {
 }
 
 impl Activation {
-    /// What the text form and reports call it.
+    /// Its name in the text form and in reports.
     pub(crate) fn kind(self) -> CompositeKind {
         match self {
             Activation::GeluTanh | Activation::GeluErf => CompositeKind::Gelu,
@@ -156,7 +156,7 @@ impl Composite {
         self.kind().name()
     }
 
-    /// How many operands it takes: least and most.
+    /// Minimum and maximum number of operands.
     pub fn arity(&self) -> (usize, usize) {
         match self {
             Composite::LayerNorm { .. } => (3, 3),

@@ -46,7 +46,7 @@ impl Dtype {
         }
     }
 
-    /// The distance from 1 to the next larger value; one step for integers.
+    /// The spacing of values at 1; 1 for integers.
     pub fn epsilon(self) -> f64 {
         match self {
             Dtype::F32 => f64::powi(2.0, -23),
@@ -58,8 +58,8 @@ impl Dtype {
     }
 }
 
-/// Rounds to `f32` such that rounding on to 16 bits gives what rounding the value itself would give: what lies between two neighbours becomes the
-/// odd one, which is the middle of no two numbers of fewer bits.
+/// Rounds to `f32` so that further rounding to 16 bits gives the same as rounding the value directly (round to odd): a value between two neighbours becomes the
+/// odd one, which is never a midpoint of two 16-bit values.
 pub fn round_to_odd(value: f64) -> f32 {
     let near = value as f32;
     if f64::from(near) == value || value.is_nan() {
@@ -77,7 +77,7 @@ impl FromStr for Dtype {
     }
 }
 
-/// A dtype name that is none of ours.
+/// An unknown dtype.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown dtype `{0}`; expected f32, f16, bf16, i8, f8e4m3, i32 or bool")]
 pub struct UnknownDtype(pub String);

@@ -1,4 +1,4 @@
-//! Why a graph could not be built or read.
+//! Errors of building and reading graphs.
 
 use crate::dtype::Dtype;
 use crate::shape::Shape;
@@ -23,12 +23,12 @@ impl std::fmt::Display for Operand {
 /// Why a call on the builder, or a line of text, was refused. The graph is unchanged after an error.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GraphError {
-    /// Shapes or dtypes that do not go together.
+    /// Incompatible shapes or dtypes.
     #[error("{op}: expected {expected}, got {}", list(.operands))]
     Operands {
         /// the operation
         op: String,
-        /// what the operation takes
+        /// what the operation expects
         expected: String,
         /// what it was given
         operands: Vec<Operand>,
@@ -53,7 +53,7 @@ pub enum GraphError {
         /// the shape
         shape: Shape,
     },
-    /// A handle of another graph.
+    /// A handle that belongs to another graph.
     #[error("{op}: node %{node} is not in this graph of {nodes} nodes")]
     UnknownNode {
         /// the operation
@@ -63,7 +63,7 @@ pub enum GraphError {
         /// how many nodes there are
         nodes: usize,
     },
-    /// Two values of one name.
+    /// A duplicate name.
     #[error("the name `{0}` is taken; give each input and output a name of its own")]
     DuplicateName(String),
     /// A name the text form could not read back.
@@ -75,7 +75,7 @@ pub enum GraphError {
     /// No gradient exists.
     #[error("no gradient with respect to {operand}: {why}")]
     NoGradient {
-        /// what the gradient was asked for
+        /// the node
         operand: Operand,
         /// the reason
         why: &'static str,
@@ -87,7 +87,7 @@ pub enum GraphError {
         line: usize,
         /// from 1
         column: usize,
-        /// what was expected and what came
+        /// what was expected and what was found
         message: String,
     },
     /// A graph that breaks an invariant.

@@ -100,7 +100,7 @@ impl Expansion<'_> {
         self.graph.unary(UnaryOp::Rsqrt, shifted)
     }
 
-    /// The maximum is a constant to the gradient: it cancels. Where a row is all `-inf`, the maximum is taken as 0 and
+    /// The maximum is a constant for the gradient, because it cancels. If a row is all `-inf`, the maximum is taken as 0 and
     /// the sum as 1, so that the row becomes zeros instead of NaN.
     fn softmax(&mut self, x: NodeId) -> Value {
         let (exponentials, sum) = self.exponentials(x)?;
@@ -292,7 +292,7 @@ impl Expansion<'_> {
         self.graph.reduce(ReduceOp::Sum, picked)
     }
 
-    /// Where the logit of a row's target is.
+    /// The position of the logit of a row's target.
     fn is_target(&mut self, logits: NodeId, target: NodeId) -> Value {
         let shape = self.graph.node(logits).shape.clone();
         let axis = shape.rank() - 1;
@@ -352,7 +352,7 @@ impl Expansion<'_> {
         })
     }
 
-    /// No node where the dtype is right already.
+    /// Adds no node if the dtype is already right.
     fn cast(&mut self, x: NodeId, dtype: Dtype) -> Value {
         if self.graph.node(x).dtype == dtype { Ok(x) } else { self.graph.cast(x, dtype) }
     }

@@ -1,9 +1,9 @@
 //! Reverse-mode differentiation, graph to graph.
 //!
 //! Calls are walked from last to first. The gradient of a call is one block, `grad(name)`, so that planner and reports
-//! keep speaking in composites. A block does not reach into the forward composite for large intermediates: it computes
-//! them again from the composite's operands and its row statistics. So what passes from forward to backward is what
-//! textbook code saves: operands, results and one or two numbers a row; random masks are replayed, never stored.
+//! still work with composites. A block does not read large intermediates of the forward composite: it recomputes
+//! them from the composite's operands and its row statistics. So the values stored between forward and backward are those that
+//! textbook code saves: operands, results and one or two numbers per row; random masks are recomputed, never stored.
 
 use std::collections::HashMap;
 
@@ -26,9 +26,9 @@ type Value = Result<NodeId, GraphError>;
 pub struct Differentiated {
     /// The forward graph, continued. Its outputs are the forward ones, then `d_<input>` for each gradient.
     pub graph: Graph,
-    /// The new inputs: for each float output that depends on `wrt`, the gradient that comes in.
+    /// The new inputs: the incoming gradient of each float output that depends on `wrt`.
     pub seeds: Vec<NodeId>,
-    /// Each input asked for, with its gradient.
+    /// Each requested input, with its gradient.
     pub gradients: Vec<(NodeId, NodeId)>,
     /// Where the backward part begins: nodes before it are the forward graph's, with the same handles.
     pub first_backward: usize,
@@ -55,7 +55,7 @@ pub fn differentiate(graph: &Graph, wrt: &[NodeId]) -> Result<Differentiated, Gr
     Ok(Differentiated { graph: reverse.graph, seeds, gradients, first_backward: graph.nodes().len() })
 }
 
-/// A product of bytes that depends on one of `wrt`.
+/// An int8 matmul that depends on one of `wrt`.
 fn product_of_bytes(graph: &Graph, wrt: &[NodeId]) -> Option<NodeId> {
     let mut depends = vec![false; graph.nodes().len()];
     for id in graph.ids() {
@@ -70,7 +70,7 @@ fn product_of_bytes(graph: &Graph, wrt: &[NodeId]) -> Option<NodeId> {
     })
 }
 
-/// A gradient that arrives at a node: for all of it, or for a range of one axis.
+/// A gradient contribution to a node: for all of it, or for a range of one axis.
 #[derive(Debug, Clone, Copy)]
 enum Contribution {
     Whole(NodeId),
@@ -79,12 +79,12 @@ enum Contribution {
 
 struct Reverse {
     graph: Graph,
-    /// For each forward node: does a gradient have to pass through it?
+    /// For each forward node, whether a gradient passes through it.
     active: Vec<bool>,
     contributions: Vec<Vec<Contribution>>,
     /// Nodes that another part of their call reads, or that are results of their call.
     exposed: Vec<bool>,
-    /// Forward nodes computed again in the block at hand.
+    /// Forward nodes recomputed in the current block.
     recomputed: HashMap<NodeId, NodeId>,
     totals: HashMap<NodeId, NodeId>,
 }
@@ -185,7 +185,7 @@ impl Reverse {
         Ok(gradients)
     }
 
-    /// The sum of everything that arrived at a node.
+    /// The sum of all contributions to a node.
     fn total(&mut self, id: NodeId) -> Value {
         let contributions = std::mem::take(&mut self.contributions[id.index()]);
         let mut whole: Vec<NodeId> = Vec::new();
@@ -285,7 +285,7 @@ impl Reverse {
         self.reshape_like(g, x)
     }
 
-    /// A forward value inside the block at hand: the node itself if it is stored anyway or is small, else computed again.
+    /// A forward value in the current block: the node itself if it is stored anyway or is small, otherwise recomputed.
     fn value(&mut self, id: NodeId) -> Value {
         let mut again: Vec<NodeId> = Vec::new();
         let mut stack = vec![id];

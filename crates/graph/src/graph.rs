@@ -1,8 +1,8 @@
 //! The graph: primitives in the order they were built, and the calls that grouped them.
 //!
-//! Every node belongs to exactly one *call*: what the user wrote. A call is one primitive, or a composite
+//! Every node belongs to exactly one *call*, as the user wrote it. A call is one primitive, or a composite
 //! (`layer_norm`), whose nodes are its expansion, or a block that a pass made (`grad(layer_norm)`). Calls are contiguous
-//! runs of nodes. Planner and reports speak in calls; kernels are made of nodes.
+//! runs of nodes. Planner and reports refer to calls; kernels consist of nodes.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -16,14 +16,14 @@ use crate::node::{CallId, Node, NodeId};
 use crate::op::{Op, View};
 use crate::shape::MAX_RANK;
 
-/// What a call was.
+/// The origin of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Callee {
     /// One primitive.
     Primitive,
     /// A composite, expanded.
     Composite(Composite),
-    /// Nodes kept together.
+    /// Grouped nodes.
     Block(Block),
 }
 
@@ -34,7 +34,7 @@ impl Callee {
         of.composite()
     }
 
-    /// The composite of which this computes some values again.
+    /// The composite that this recomputes values of.
     pub fn recomputes(&self) -> Option<CompositeKind> {
         let Callee::Block(Block::Recompute(of)) = self else { return None };
         of.composite()
@@ -66,7 +66,7 @@ pub struct Call {
     pub end: usize,
 }
 
-/// A result that is handed out.
+/// An output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     /// Its name.
@@ -88,7 +88,7 @@ pub struct Graph {
     open: Option<Open>,
 }
 
-/// A call that is being built.
+/// A call under construction.
 #[derive(Debug, Clone, PartialEq)]
 struct Open {
     start: usize,
@@ -174,7 +174,7 @@ impl Graph {
         }
     }
 
-    /// A call as the block that is left of it, or that a gradient or a recomputation of it stems from.
+    /// A call as a block: its remaining part, or the origin of a gradient or a recomputation.
     pub(crate) fn origin(&self, id: CallId) -> Block {
         match &self.calls[id.index()].callee {
             Callee::Primitive => Block::named(&self.call_name(id)),
@@ -212,8 +212,8 @@ impl Graph {
         Ok(())
     }
 
-    /// Declares an output under a new name. An input handed out as it is passes through a reshape to its own shape, so
-    /// that every output is a node some kernel writes.
+    /// Declares an output under a new name. An input that is also an output passes through a reshape to its own shape, so
+    /// that every output is written by some kernel.
     pub fn output(&mut self, name: &str, node: NodeId) -> Result<(), GraphError> {
         self.check_node("out", node)?;
         if !is_name(name) {
@@ -230,7 +230,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Hands out only those outputs for which a function says so, by position.
+    /// Keeps only the outputs that a function selects, by position.
     pub fn retain_outputs(&mut self, keep: impl Fn(usize) -> bool) {
         let mut position = 0..;
         self.outputs.retain(|_| position.next().is_some_and(&keep));
@@ -276,7 +276,7 @@ impl Graph {
         Ok(id)
     }
 
-    /// Builds a composite: the nodes that `expand` pushes become one call. On an error nothing is left of it.
+    /// Builds a composite: the nodes that `expand` pushes become one call. An error removes them.
     pub(crate) fn composite_call(
         &mut self,
         composite: Composite,
@@ -288,7 +288,7 @@ impl Graph {
         Ok(outputs)
     }
 
-    /// Builds a block: the nodes that `build` pushes become one call. On an error nothing is left of it.
+    /// Builds a block: the nodes that `build` pushes become one call. An error removes them.
     pub(crate) fn block(
         &mut self,
         block: Block,
@@ -299,7 +299,7 @@ impl Graph {
         Ok(results)
     }
 
-    /// Opens a call for what `build` pushes. On an error it is closed, and nothing is left of it.
+    /// Opens a call for the nodes that `build` pushes. An error closes it and removes them.
     fn open_for<T>(&mut self, build: impl FnOnce(&mut Graph) -> Result<T, GraphError>) -> Result<T, GraphError> {
         let start = self.nodes.len();
         self.open_block();
@@ -319,7 +319,7 @@ impl Graph {
         self.close_call(Callee::Block(block), Vec::new(), Vec::new());
     }
 
-    /// Closes the open call as whatever it is. An empty one leaves no call.
+    /// Closes the open call. An empty one leaves no call.
     pub(crate) fn close_call(&mut self, callee: Callee, inputs: Vec<NodeId>, outputs: Vec<NodeId>) {
         let Some(open) = self.open.take() else { return };
         if open.start < self.nodes.len() {

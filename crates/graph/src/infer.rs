@@ -1,4 +1,4 @@
-//! The shape and dtype rule of every primitive. A refusal is the sentence that says what was expected.
+//! The shape and dtype rule of every primitive. A refusal states what was expected.
 
 use crate::dtype::Dtype;
 use crate::node::Node;
@@ -7,7 +7,7 @@ use crate::shape::Shape;
 
 type Rule = Result<(Shape, Dtype), String>;
 
-/// So many products of bytes, each at most 2^14, may leave `i32`.
+/// This many products of int8 values, each at most 2^14, may overflow `i32`.
 const MOST_BYTES: usize = 1 << 17;
 
 /// Shape and dtype of `op` applied to `operands`.
@@ -179,7 +179,7 @@ fn append(operands: &[&Node], batch: usize) -> Rule {
         && rows.shape.rank() == rank
         && (0..rank).all(|i| i == axis || rows.shape[i] == cache.shape[i]);
     ensure(fits, &format!("rows of the cache's dtype that differ from it only in axis {axis}"))?;
-    ensure(rows.shape[axis] <= cache.shape[axis], &format!("at most {} rows a sequence", cache.shape[axis]))?;
+    ensure(rows.shape[axis] <= cache.shape[axis], &format!("at most {} rows per sequence", cache.shape[axis]))?;
     let counted = cache.shape[axis] <= i32::MAX as usize;
     ensure(counted, "a capacity that i32 can count")?;
     let given = positions.dtype == Dtype::I32 && positions.shape == Shape::from([cache.shape[batch]]);

@@ -1,6 +1,6 @@
-//! What to compute: the graph, its builder, its text form, its gradients.
+//! The description of a computation: the graph, its builder, its text form, its gradients.
 //!
-//! A [`Graph`] is a list of primitives ([`Op`]) in static single assignment, grouped into calls: what the user wrote.
+//! A [`Graph`] is a list of primitives ([`Op`]) in static single assignment, grouped into calls as the user wrote them.
 //! It knows no device. The same calls give the same graph.
 #![forbid(unsafe_code)]
 

@@ -1,12 +1,12 @@
-//! Memory for tensors. Where there is none, the answer is an error: the standard library's lists would end the process.
+//! Memory for tensors. Running out of it is an error here, whereas the standard library's lists abort the process.
 //!
-//! Computations that allocate in many places take lists from [`room`], [`zeros`], [`copied`] and [`collected`], which unwind to the nearest
-//! [`caught`]: a `Result` through every primitive of an interpreter would be most of its text. Small lists, such as names, shapes and
+//! Computations that allocate in many places use [`room`], [`zeros`], [`copied`] and [`collected`], which unwind to the nearest
+//! [`caught`]: a `Result` in every primitive of an interpreter would be most of its code. Small lists, such as names, shapes and
 //! plans, come from the standard library as usual.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// The memory at hand does not hold a list.
+/// Not enough memory for a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("could not allocate {bytes} bytes")]
 pub struct OutOfMemory {
@@ -14,7 +14,7 @@ pub struct OutOfMemory {
     pub bytes: usize,
 }
 
-/// An empty list with room for so many elements.
+/// An empty list with this capacity.
 pub fn reserved<T>(count: usize) -> Result<Vec<T>, OutOfMemory> {
     let mut list = Vec::new();
     reserve(&mut list, count)?;
@@ -26,19 +26,19 @@ fn reserve<T>(list: &mut Vec<T>, count: usize) -> Result<(), OutOfMemory> {
     list.try_reserve_exact(count.saturating_sub(list.len())).map_err(|_| missing)
 }
 
-/// An empty list with room for so many elements, or unwinds.
+/// An empty list with this capacity, or unwinds.
 pub fn room<T>(count: usize) -> Vec<T> {
     or_unwind(reserved(count))
 }
 
-/// So many zeros, or unwinds.
+/// A list of zeros, or unwinds.
 pub fn zeros<T: Default + Clone>(count: usize) -> Vec<T> {
     let mut list = room(count);
     list.resize(count, T::default());
     list
 }
 
-/// Makes a list one of so many zeros in the memory that it has, in more, or unwinds.
+/// Resizes a list to this many zeros, in place if possible, or unwinds.
 pub fn clear_to<T: Default + Clone>(list: &mut Vec<T>, count: usize) {
     list.clear();
     or_unwind(reserve(list, count));
@@ -52,7 +52,7 @@ pub fn copied<T: Clone>(items: &[T]) -> Vec<T> {
     list
 }
 
-/// What an iterator gives, or unwinds.
+/// The elements of an iterator, or unwinds.
 pub fn collected<T>(items: impl ExactSizeIterator<Item = T>) -> Vec<T> {
     let mut list = room(items.len());
     list.extend(items);
@@ -64,7 +64,7 @@ fn or_unwind<T>(allocated: Result<T, OutOfMemory>) -> T {
     allocated.unwrap_or_else(|missing| resume_unwind(Box::new(missing)))
 }
 
-/// What a computation gives, if there was memory for it. Panics go on.
+/// The result of a computation, if there was enough memory. Panics are passed on.
 pub fn caught<T>(compute: impl FnOnce() -> T) -> Result<T, OutOfMemory> {
     // What was half-computed is dropped on the way here.
     catch_unwind(AssertUnwindSafe(compute)).map_err(|payload| match payload.downcast::<OutOfMemory>() {

@@ -20,7 +20,7 @@ macro_rules! named {
                 }
             }
 
-            /// The one of a name.
+            /// The variant with this name.
             pub fn find(name: &str) -> Option<$type> {
                 $type::ALL.into_iter().find(|known| known.name() == name)
             }

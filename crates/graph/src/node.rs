@@ -44,7 +44,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Bytes of the result, were it stored.
+    /// Bytes of the result if stored.
     pub fn bytes(&self) -> usize {
         self.shape.elements() * self.dtype.bytes()
     }

@@ -6,7 +6,7 @@ use crate::dtype::Dtype;
 use crate::named;
 use crate::shape::Shape;
 
-/// What a graph input is for. Reports and loaders use it; kernels do not.
+/// The role of a graph input. Reports and loaders use it; kernels do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum InputKind {
     /// Changes from call to call: activations, tokens, seeds, incoming gradients.
@@ -99,7 +99,7 @@ named! {
     }
 }
 
-/// A change of index: no arithmetic, and no memory traffic unless a reader cannot follow it.
+/// A view: no arithmetic, and no memory traffic unless a consumer cannot read through it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum View {
     /// The same elements in row-major order under another shape.
@@ -119,29 +119,29 @@ pub enum View {
     Broadcast(Shape),
 }
 
-/// Something that is described and not defined: a graph that holds one is analysed, never run.
+/// An opaque operation, described but not defined: a graph that contains one is analysed, never run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Opaque {
-    /// What it is, for reports.
+    /// Its name in reports.
     pub name: String,
     /// dtype of the result
     pub dtype: Dtype,
     /// shape of the result
     pub shape: Shape,
-    /// Bytes it moves in all, if that is not its operands and its result once each.
+    /// Total bytes moved, if not operands and result once each.
     pub bytes: Option<u64>,
     /// Floating point operations.
     pub flops: u64,
-    /// Whether each element of the result depends on the same element of the operands alone.
+    /// Whether each element of the result depends only on the same element of the operands.
     pub elementwise: bool,
 }
 
 /// A primitive operation. Attributes are here, operands are in the node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
-    /// A tensor handed in at run time. No operands.
+    /// An input tensor of each run. No operands.
     Input {
-        /// what it is for
+        /// its role
         kind: InputKind,
         /// its dtype
         dtype: Dtype,
@@ -167,7 +167,7 @@ pub enum Op {
     Random {
         /// probability that an element is dropped, in `[0, 1)`
         drop: f64,
-        /// the second half of the key: tells apart the dropouts of one graph
+        /// the second half of the key, which distinguishes the dropouts of one graph
         offset: u32,
         /// shape of the result
         shape: Shape,
@@ -186,7 +186,7 @@ pub enum Op {
     RowReduce(ReduceOp),
     /// Sum over all axes but the last; the result has the shape of the last axis alone.
     ColumnSum,
-    /// `[.., m, k] x [.., k, n] -> [.., m, n]`; a rank-2 second operand serves every batch. Products of two `i8` are `f32`:
+    /// `[.., m, k] x [.., k, n] -> [.., m, n]`; a rank-2 second operand is used for every batch. The result of two `i8` is `f32`:
     /// their sums are exact in `i32` and rounded once. No gradient flows through those.
     Matmul {
         /// the first operand is stored `[.., k, m]`
@@ -220,7 +220,7 @@ pub enum Op {
     Opaque(Opaque),
 }
 
-/// What the u32 of an element must at least be for [`Op::Random`] to keep it: `floor(drop * 2^32)`, for `drop` in `[0, 1)`.
+/// The smallest u32 of an element that [`Op::Random`] keeps: `floor(drop * 2^32)`, for `drop` in `[0, 1)`.
 /// Philox gives every u32 equally often, so the share of dropped elements is `drop` to within `2^-32`. The product is exact,
 /// since `2^32` is a power of two, and below `2^32`, so that the conversion is exact too.
 pub fn keep_threshold(drop: f64) -> u32 {
@@ -263,7 +263,7 @@ impl CompareOp {
 }
 
 impl Op {
-    /// The word of the text form, also the name of a kernel that holds this op alone.
+    /// The word of the text form, also the name of a kernel with only this op.
     pub fn name(&self) -> &'static str {
         match self {
             Op::Input { kind: InputKind::Data, .. } => "input",

@@ -1,7 +1,7 @@
-//! Optimisers as graphs: what a weight and its moments become, from the weight's gradient.
+//! Optimisers as graphs: the new values of a weight and its moments, from the weight's gradient.
 //!
-//! An update is elementwise work in f32, one block a weight, so that one kernel reads a gradient once and writes every state in place.
-//! What changes from step to step (learning rate, corrections of the moments' bias) are operands; what does not is constant.
+//! An update is elementwise work in f32, one block per weight, so that one kernel reads a gradient once and writes every state in place.
+//! Values that change from step to step (learning rate, corrections of the moments' bias) are operands; the others are constants.
 //!
 //! Weight decay is decoupled: it shrinks the weight by `rate decay`, and never passes through the moments. With `g` the gradient:
 //!
@@ -20,11 +20,11 @@ use crate::op::{BinaryOp, CompareOp, ReduceOp, UnaryOp};
 
 type Value = Result<NodeId, GraphError>;
 
-/// How weights follow their gradients.
+/// An optimiser.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub enum Optimizer {
-    /// Two moments a weight.
+    /// Two moments per weight.
     AdamW { beta1: f64, beta2: f64, eps: f64 },
     /// One moment, or none without momentum.
     Sgd { momentum: f64 },
@@ -32,18 +32,18 @@ pub enum Optimizer {
     Lion { beta1: f64, beta2: f64 },
 }
 
-/// What all weights of a step share: scalars, all `f32`.
+/// Scalars shared by all weights of a step, all `f32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepScalars {
     /// learning rate
     pub rate: NodeId,
-    /// what gradients are multiplied with first
+    /// a factor of all gradients
     pub scale: NodeId,
-    /// what the moments of AdamW are multiplied with: `1 / (1 - b^step)` of each; other optimisers read none
+    /// bias corrections of AdamW's moments: `1 / (1 - b^step)` of each; other optimisers do not use them
     pub corrections: [NodeId; 2],
 }
 
-/// A weight, what is known of it, and what it is to become.
+/// The inputs of a weight's update.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WeightUpdate<'a> {
     /// the weight, `f32`
@@ -54,7 +54,7 @@ pub struct WeightUpdate<'a> {
     pub moments: &'a [NodeId],
     /// weight decay, 0 for none
     pub decay: f64,
-    /// a type that the new weight is also wanted in
+    /// another dtype to also return the new weight in
     pub copy: Option<Dtype>,
 }
 
@@ -65,7 +65,7 @@ pub struct UpdatedWeight {
     pub weight: NodeId,
     /// its moments
     pub moments: Vec<NodeId>,
-    /// the weight in the type that was asked for
+    /// the weight in the requested dtype
     pub copy: Option<NodeId>,
 }
 
@@ -79,7 +79,7 @@ impl Optimizer {
         }
     }
 
-    /// Values of a weight's shape that are kept from step to step, all 0 at first.
+    /// Number of moments per weight: values of the weight's shape that are kept from step to step, initially 0.
     pub fn moments(&self) -> usize {
         match self {
             Optimizer::AdamW { .. } => 2,
@@ -88,7 +88,7 @@ impl Optimizer {
         }
     }
 
-    /// What [`StepScalars::corrections`] are in a step, counted from 1.
+    /// The values of [`StepScalars::corrections`] in a step, counted from 1.
     pub fn corrections(&self, step: u64) -> Option<[f64; 2]> {
         match self {
             Optimizer::AdamW { beta1, beta2, .. } => {
@@ -165,7 +165,7 @@ impl Graph {
         Ok(UpdatedWeight { weight, moments: results, copy })
     }
 
-    /// What a weight changes by at a rate of 1, and its new moments.
+    /// The update of a weight at a learning rate of 1, and its new moments.
     fn change(
         &mut self,
         optimizer: Optimizer,

@@ -1,8 +1,8 @@
-//! Values computed again instead of kept, graph to graph.
+//! Recomputation of values instead of storing them, graph to graph.
 //!
-//! A forward value that backward reads is kept from the moment it is made until its last reader ran. [`recompute`]
-//! gives an equivalent graph in which backward reads a copy instead, made where backward first needs it. Which values
-//! are worth a copy is not decided here. A copy is the same primitive on the same operands, so it has the same bits; a
+//! A forward value that backward reads is stored from its computation until its last reader has run. [`recompute`]
+//! returns an equivalent graph in which backward reads a copy instead, computed where backward first needs it. Which values
+//! to copy is not decided here. A copy is the same primitive on the same operands, so it has the same bits; a
 //! random mask is its seed and its offset, so a copy of it is the same mask.
 
 use crate::block::Block;
@@ -12,7 +12,7 @@ use crate::graph::{Call, Callee, Graph};
 use crate::node::NodeId;
 use crate::op::Op;
 
-/// A graph whose backward part computes some forward values again.
+/// A graph whose backward part recomputes some forward values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recomputed {
     /// The graph. Its forward part is the old one, node for node; so the first backward node has the same number.
@@ -60,7 +60,7 @@ pub fn first_backward(graph: &Graph) -> Option<usize> {
     Some(graph.calls()[first].start)
 }
 
-/// What attention computes between its operands and what its gradient reads: a backward kernel computes scores again from
+/// The interior of attention that its gradient reads: a backward kernel recomputes scores from
 /// queries and keys instead of reading a matrix of them.
 pub fn attention_interior(graph: &Graph, first: usize) -> Vec<NodeId> {
     let mut read = vec![false; first];
@@ -90,13 +90,13 @@ pub fn attention_interior(graph: &Graph, first: usize) -> Vec<NodeId> {
     interior
 }
 
-/// Whether a node is in a block that [`recompute`] made. A kernel that makes it must not hold forward nodes: there the
-/// copy would be the kept value under another name.
+/// Whether a node is in a block that [`recompute`] made. A kernel that computes it must not contain forward nodes, where the
+/// copy would be the stored value under another name.
 pub fn is_recomputed(graph: &Graph, node: NodeId) -> bool {
     graph.calls()[graph.node(node).call.index()].callee.is_recomputed()
 }
 
-/// For each forward node: is it copied?
+/// For each forward node, whether it is copied.
 fn check(graph: &Graph, first_backward: usize, again: &[NodeId]) -> Result<Vec<bool>, GraphError> {
     let refuse = |attribute: &'static str, expected: String, got: String| {
         Err(GraphError::Attribute { op: "recompute".to_string(), attribute, expected, got })
@@ -129,7 +129,7 @@ struct Rewrite<'a> {
 }
 
 impl Rewrite<'_> {
-    /// Makes the copies that a backward call is the first to need.
+    /// Adds the copies that a backward call is the first to need.
     fn copy_operands(&mut self, index: usize) -> Result<(), GraphError> {
         let from = self.from;
         let call = &from.calls()[index];

@@ -1,4 +1,4 @@
-//! What a well-formed graph is.
+//! Invariants of a well-formed graph.
 
 use crate::error::GraphError;
 use crate::graph::{Callee, Graph};

@@ -18,12 +18,15 @@ const WIDTH: usize = 64;
 
 pub fn fused_bytes() -> Result<Right, Error> {
     let plan = cpu_plan(&op("add_act", 1024, Dtype::F32)?, Strategy::Greedy)?;
-    Ok(Right::new(plan.bytes().0, "x and r are read and y is written, once each: 3 tensors of 1024 * 768 * 4 bytes"))
+    Ok(Right::new(
+        plan.bytes().0,
+        "the kernel reads x and r and writes y, once each: 3 tensors of 1024 * 768 * 4 bytes",
+    ))
 }
 
 pub fn unfused_bytes() -> Result<Right, Error> {
     let plan = cpu_plan(&op("add_act", 1024, Dtype::F32)?, Strategy::Unfused)?;
-    Ok(Right::new(plan.bytes().0, "the sum is written by one kernel and read by the next: two more tensors"))
+    Ok(Right::new(plan.bytes().0, "one kernel writes the sum and the next reads it: two more tensors"))
 }
 
 pub fn three_inputs(answer: &str) -> Result<Verdict, Error> {
@@ -45,7 +48,7 @@ pub fn eager_attention_bytes() -> Result<Right, Error> {
 
 pub fn attention_flops() -> Result<Right, Error> {
     let pairs = SEQUENCES * HEADS * POSITIONS * (POSITIONS + 1) / 2;
-    let hint = "query i sees i + 1 keys; a pair costs 64 products and sums for its score, and as many for its share of the values";
+    let hint = "query i sees i + 1 keys; each pair of query and key costs 64 multiplications and 64 additions for its score, and as many for its share of the values";
     Ok(Right::new((pairs * 4 * WIDTH) as u64, hint))
 }
 
@@ -57,7 +60,8 @@ pub fn f16_overflow() -> Result<Right, Error> {
 
 pub fn one_launch_bytes() -> Result<Right, Error> {
     let plan = h200_plan(&attention("attention_add_norm")?, Strategy::Greedy)?;
-    let hint = "q, k, v and the residual are read, the sum and the normed rows are written, and two vectors of weights are read";
+    let hint =
+        "the kernel reads q, k, v, the residual and two vectors of weights, and writes the sum and the normalised rows";
     Ok(Right::new(plan.bytes().0, hint))
 }
 
@@ -87,7 +91,7 @@ pub fn gpt2_kernels() -> Result<Right, Error> {
     let kernels = h200_plan(&graph, Strategy::Fused)?.groups.len();
     Ok(Right::new(
         kernels as u64,
-        "`deuteron analyze gpt2 --device h200 --batch 8 --dtype bf16` says it in its first line",
+        "the first line of `deuteron analyze gpt2 --device h200 --batch 8 --dtype bf16` has the number",
     ))
 }
 
@@ -97,7 +101,7 @@ pub fn cache_bytes() -> Result<Right, Error> {
     Ok(Right::new(bytes as u64, "a key and a value of 768 features per token and layer, 2 bytes each, 12 layers"))
 }
 
-/// The right number, and how to get there.
+/// The right number, and how to derive it.
 pub struct Right {
     value: u64,
     hint: &'static str,
@@ -108,15 +112,19 @@ impl Right {
         Right { value, hint }
     }
 
-    /// Holds an answer against it.
+    /// Compares an answer with it.
     pub fn compare(&self, answer: &str) -> Verdict {
         let Right { value, hint } = self;
         let digits: String = answer.trim().chars().filter(|c| !matches!(c, '_' | ',' | ' ')).collect();
         match digits.parse::<f64>() {
-            Ok(given) if given == *value as f64 => Verdict::right(format!("{value} is right: {hint}.")),
+            Ok(given) if given == *value as f64 => Verdict::right(format!("{hint}.")),
             Ok(given) => {
                 let ratio = given / *value as f64;
-                Verdict::wrong(format!("{given} is {ratio:.3} times the right number. {}.", capital(hint)))
+                let distance = match (ratio - 1.0).abs() < 5e-4 {
+                    true => "close to the right number, but not equal".to_string(),
+                    false => format!("{ratio:.3} times the right number"),
+                };
+                Verdict::wrong(format!("{given} is {distance}. {}.", capital(hint)))
             }
             Err(_) => Verdict::wrong(format!("expected a number, got `{}`", answer.trim())),
         }
@@ -131,11 +139,13 @@ fn capital(text: &str) -> String {
 fn one_kernel(kernels: usize) -> Verdict {
     match kernels {
         1 => Verdict::right("the values are right, and it is one kernel."),
-        more => Verdict::wrong(format!("the values are right, but it is {more} kernels; one is asked for")),
+        more => {
+            Verdict::wrong(format!("the values are right, but the plan has {more} kernels; the exercise asks for one"))
+        }
     }
 }
 
-/// The graph of an answer, if it takes the inputs of a model answer and gives its values in f64.
+/// The graph of an answer, if it has the inputs of the model answer and computes its values in f64.
 fn same_values(answer: &str, model: &Graph) -> Result<Result<Graph, Verdict>, Error> {
     let graph: Graph = match answer.parse() {
         Ok(graph) => graph,
@@ -173,7 +183,7 @@ fn same_values(answer: &str, model: &Graph) -> Result<Result<Graph, Verdict>, Er
     };
     match got.iter().zip(&expected).all(|(got, expected)| near(got, expected)) {
         true => Ok(Ok(graph)),
-        false => Ok(Err(Verdict::wrong("the graph gives other values than what is asked for"))),
+        false => Ok(Err(Verdict::wrong("the graph computes other values than those the exercise asks for"))),
     }
 }
 

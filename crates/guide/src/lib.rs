@@ -1,4 +1,4 @@
-//! Exercises of the guide (`docs/guide`), and checkers that compute what is right instead of remembering it.
+//! Exercises of the guide (`docs/guide`), with checkers that compute the right answer.
 #![forbid(unsafe_code)]
 
 mod answers;
@@ -14,14 +14,14 @@ use deuteron::emulate::Toolchain;
 pub struct Exercise {
     /// step and number: `1.2`
     pub number: &'static str,
-    /// what is asked
+    /// the question
     pub question: &'static str,
-    /// what an answer is
+    /// the kind of answer
     pub takes: Takes,
     check: Check,
 }
 
-/// What an answer is.
+/// The kind of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Takes {
     /// a number
@@ -32,7 +32,7 @@ pub enum Takes {
     Source,
 }
 
-/// Whether an answer is right, and what to say of it.
+/// Whether an answer is right, with a comment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// whether it is right
@@ -51,12 +51,12 @@ impl Verdict {
     }
 }
 
-/// What a checker of CUDA source needs.
+/// The requirements of a checker of CUDA source.
 #[derive(Clone, Copy)]
 pub struct Workshop<'a> {
     /// the compiler for the emulator
     pub toolchain: &'a Toolchain,
-    /// where its files go
+    /// the folder for its files
     pub folder: &'a Path,
 }
 
@@ -140,7 +140,7 @@ impl Exercise {
         ALL.iter().find(|exercise| exercise.number == number)
     }
 
-    /// Holds an answer against what is right. CUDA source needs a workshop.
+    /// Checks an answer. CUDA source needs a workshop.
     pub fn check(&self, answer: &str, workshop: Option<Workshop>) -> Result<Verdict, Error> {
         match (&self.check, workshop) {
             (Check::Number(right), _) => Ok(right()?.compare(answer)),

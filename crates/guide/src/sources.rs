@@ -6,7 +6,7 @@ use deuteron::{Dtype, Error, FusedOp, Graph, Heads, Sizes, Strategy};
 
 use crate::{Verdict, Workshop};
 
-/// Orders of the threads that a source must bear.
+/// Orders of the threads under which a source must be right.
 const SCHEDULES: u64 = 3;
 
 pub fn shuffled_sum(source: &str, workshop: Workshop) -> Result<Verdict, Error> {
@@ -30,7 +30,9 @@ pub fn online_softmax(source: &str, workshop: Workshop) -> Result<Verdict, Error
     let softmax = code.split("softmax(").nth(1).and_then(|rest| rest.split("extern \"C\"").next());
     match softmax.map(|text| text.matches("for (").count()) {
         None => Ok(Verdict::wrong("there is no kernel `softmax` in the source")),
-        Some(loops) if loops > 2 => Ok(Verdict::wrong(format!("the softmax has {loops} loops; two are asked for"))),
+        Some(loops) if loops > 2 => {
+            Ok(Verdict::wrong(format!("the softmax has {loops} loops; the exercise asks for two")))
+        }
         Some(_) => run(source, workshop, Ladder::Attention, "l1_naive", &graph),
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a chain of matmuls is one that our kernels take, and how it is lowered.
+//! Whether our kernels support a chain of matmuls, and its lowering.
 
 use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::body::{Access, Body};
@@ -10,7 +10,7 @@ use deuteron_plan::{Chain, Draft, Link, Space, finished_sum, node_space};
 use super::kernel::{Epilogue, LoweredMatmul, MAX_RIGHTS, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue};
 use super::routed;
 
-/// A matmul, or several of one left operand, with prologue and epilogue, as our kernels take them.
+/// A matmul, or several with one left operand, with prologue and epilogue, as input of our kernels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MatmulFit<'a> {
     /// one matmul, two or three
@@ -19,7 +19,7 @@ pub struct MatmulFit<'a> {
     pub gather: Option<NodeId>,
     /// what makes the left operand, in order
     pub prologue: &'a [NodeId],
-    /// what follows, in order
+    /// the epilogue, in order
     pub epilogue: &'a [NodeId],
     /// the matmul, or each of several
     pub shape: MatmulShape,
@@ -33,7 +33,7 @@ pub fn fit<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
     fit_few(draft, PROLOGUE_ROWS)
 }
 
-/// The same with row work over at most so many rows.
+/// The same with row work over at most this many rows.
 pub fn fit_few<'a>(draft: &Draft<'a>, rows: usize) -> Option<MatmulFit<'a>> {
     fit_with(draft, rows, can_be_epilogue)
 }
@@ -43,7 +43,7 @@ pub fn fit_with_rows<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
     fit_with(draft, usize::MAX, can_be_row_epilogue)
 }
 
-/// With a prologue over at most so many rows, and what may follow.
+/// With a prologue over at most this many rows, and what may follow.
 fn fit_with<'a>(draft: &Draft<'a>, rows: usize, follows: fn(&Draft, &MatmulFit) -> bool) -> Option<MatmulFit<'a>> {
     let Chain { prologue, links, epilogue } = draft.structure.chain()?;
     let fit = match links.as_slice() {
@@ -77,7 +77,7 @@ fn can_be_together(draft: &Draft, fit: &MatmulFit, read: &[NodeId]) -> bool {
     others.is_empty() || (others.len() < MAX_RIGHTS && others.iter().all(alike) && followed)
 }
 
-/// Row work over at most so many rows that is read as it would lie.
+/// Row work over at most this many rows that is read as it would lie.
 fn can_be_prologue(draft: &Draft, fit: &MatmulFit, rows: usize) -> bool {
     let graph = draft.graph;
     let node = graph.node(fit.matmuls[0]);
@@ -185,7 +185,7 @@ pub fn lower_matmul(draft: &Draft, fit: MatmulFit) -> LoweredMatmul {
 /// A prologue or an epilogue.
 struct Side {
     body: Body,
-    /// Arguments that are handed over as `f32`, in the order of their nodes.
+    /// Arguments that are passed as `f32`, in the order of their nodes.
     handed: Vec<usize>,
     /// All the others.
     others: Vec<ArgBinding>,

@@ -1,7 +1,7 @@
-//! Matmuls of our own, with what makes their left operand and what follows them while their sums are hot.
+//! Our own matmuls, with their prologue and epilogue.
 //!
-//! Both are row bodies like any other, but for one kind of argument: values that lie in the worker's scratch as `f32` and never in
-//! memory. The *prologue* writes the left operand, the *epilogue* reads the sums. Either is rounded to the dtype of its node, as it would
+//! Both are row bodies like any other, except for one kind of argument: values that are in the worker's workspace as `f32` and never in
+//! memory. The *prologue* writes the left operand, the *epilogue* reads the accumulators. Both are rounded to the dtype of their node, as they would
 //! be if it were stored: a fused plan gives the bits of an unfused one.
 
 use deuteron_codegen::argument::{ArgBinding, Argument, strided_reach};
@@ -12,17 +12,17 @@ use deuteron_codegen::matmul_shape::{MatmulShape, Matrix};
 use deuteron_codegen::rows::{ArgUpdate, RowArguments, reach};
 use deuteron_graph::{Dtype, NodeId};
 
-/// Rows of a matmul, at most, that a prologue is made for: its kernel reads every weight once and holds all of these rows, so the prologue
-/// runs once for each worker, and not for every block of columns.
+/// Maximum rows of a matmul with a prologue: its kernel reads every weight once and holds all of these rows, so the prologue
+/// runs once per worker instead of once per block of columns.
 pub const PROLOGUE_ROWS: usize = 8;
 
-/// Matmuls of one left operand that a kernel has, at most: those of query, key and value.
+/// Maximum matmuls with one left operand per kernel: those of query, key and value.
 pub const MAX_RIGHTS: usize = 3;
 
 /// The inner size of bytes is below: a sum of as many products fits 32 bits.
 pub const MAX_BYTES: usize = 1 << 17;
 
-/// Matmuls of one left operand, and what stands around them, as bodies or as what the bodies became.
+/// Matmuls of one left operand with prologue and epilogue, as bodies or in lowered form.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Matmul<T> {
     /// storage type of the left operand
@@ -35,13 +35,13 @@ pub struct Matmul<T> {
     pub rights: usize,
     /// whether the right operand is a table of matrices, of which an index picks one for each row
     pub routed: bool,
-    /// what makes the left operand; none: it lies in memory
+    /// the prologue; none: the left operand is in memory
     pub prologue: Option<Prologue<T>>,
-    /// what follows; none: the sums are stored
+    /// the epilogue; none: the sums are stored
     pub epilogue: Option<Epilogue<T>>,
 }
 
-/// What makes the left operand of a matmul.
+/// The prologue of a matmul.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prologue<T> {
     /// over all rows of the matmul and its inner size
@@ -50,7 +50,7 @@ pub struct Prologue<T> {
     pub made: usize,
 }
 
-/// What follows a matmul.
+/// The epilogue of a matmul.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Epilogue<T> {
     /// over all rows of the matmul and its columns
@@ -59,7 +59,7 @@ pub struct Epilogue<T> {
     pub sums: Vec<usize>,
 }
 
-/// What an argument of a matmul's launch is.
+/// The role of an argument of a matmul's launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// the left operand
@@ -113,7 +113,7 @@ impl<T: RowArguments> Matmul<T> {
     }
 }
 
-/// A matmul with what stands around it, lowered.
+/// A matmul with prologue and epilogue, lowered.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoweredMatmul {
     /// the compile-time half
@@ -122,16 +122,16 @@ pub struct LoweredMatmul {
     pub launch: MatmulLaunch,
 }
 
-/// What is known of a matmul at run time.
+/// The run-time parameters of a matmul.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MatmulLaunch {
     /// as [`Matmul::roles`] lists them
     pub args: Vec<ArgBinding>,
     /// the matmul, or each of several; its result row after row
     pub shape: MatmulShape,
-    /// (divide, modulo) of each launch axis of what makes the left operand
+    /// (divide, modulo) of each launch axis of the prologue
     pub prologue_axes: Vec<(usize, usize)>,
-    /// (divide, modulo) of each launch axis of what follows
+    /// (divide, modulo) of each launch axis of the epilogue
     pub axes: Vec<(usize, usize)>,
 }
 
@@ -158,7 +158,7 @@ impl<T: RowArguments> Matmul<T> {
         found.collect()
     }
 
-    /// What a device has to know of the arguments of a launch.
+    /// The arguments of a launch, as a device needs them.
     pub fn arguments(&self, launch: &MatmulLaunch) -> Vec<Argument> {
         let MatmulLaunch { args, shape, .. } = launch;
         let rows = shape.m.saturating_mul(shape.batches());

@@ -1,4 +1,4 @@
-//! Matmuls with what follows them, as a library has it: a bias along the columns, GELU, a residual.
+//! Matmuls with epilogues that a library supports: a bias along the columns, GELU, a residual.
 //!
 //! `c = f(a b + bias) + residual`, where each part may be missing, and GELU and residual exclude each other. Sums, bias,
 //! GELU and residual are `f32`; the result is rounded once, when it is stored, where kernels of their own round at every
@@ -37,7 +37,7 @@ fn microseconds(matmul: &LibraryMatmul, target: &CudaTarget) -> Option<f64> {
     }
 }
 
-/// The call of the library, and a plain kernel of ours where it has no algorithm or is not installed.
+/// The library call, with our plain kernel for when the library has no algorithm or is not installed.
 pub fn kernel(matmul: &LibraryMatmul) -> Kernel {
     let LibraryMatmul { call, shape, args } = matmul;
     let launch = LibraryLaunch {
@@ -49,7 +49,7 @@ pub fn kernel(matmul: &LibraryMatmul) -> Kernel {
     Kernel::new(Source::Library(*call), Launch::of_library(arguments(matmul), launch))
 }
 
-/// What a device has to know of its operands, in the order of the call.
+/// Its operands as a device needs them, in the order of the call.
 pub fn arguments(matmul: &LibraryMatmul) -> Vec<Argument> {
     let LibraryMatmul { call, shape, args } = matmul;
     let reach = |operand: Operand| match operand {

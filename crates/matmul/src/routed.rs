@@ -1,7 +1,7 @@
-//! Matmuls of a row each with a matrix that an index picks for it: experts.
+//! Matmuls of each row with a matrix that an index selects: experts.
 //!
-//! What is picked is never written down: rows of one expert are multiplied with its matrix together. Sums of bytes are exact. Those of floats
-//! are in an order that the number of rows of an expert and the kernel decide, and so the same on every run.
+//! Selected matrices are never stored: the rows of one expert are multiplied with its matrix together. Sums of bytes are exact. Sums of floats
+//! have an order that depends only on the number of rows of an expert and on the kernel, and so are the same on every run.
 
 use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::matmul_shape::MatmulShape;

@@ -1,4 +1,4 @@
-//! Tensors whose values are known: shapes, axes, masks, tables of positions.
+//! Tensors with known values: shapes, axes, masks, tables of positions.
 //!
 //! An axis along which the values repeat is stored once, so a mask that is expanded to a batch costs no memory.
 

@@ -1,4 +1,4 @@
-//! ONNX's element types, and what each becomes in a graph.
+//! ONNX's element types, and the dtype of each in a graph.
 
 use deuteron_graph::{Dtype, round_to_odd};
 use half::{bf16, f16};
@@ -57,7 +57,7 @@ impl Element {
         }
     }
 
-    /// What it is in a graph: 64-bit floats become `f32`, all wider integers `i32`, bytes `i8`.
+    /// Its dtype in a graph: 64-bit floats become `f32`, all wider integers `i32`, bytes `i8`.
     pub fn dtype(self) -> Dtype {
         match self {
             Element::F32 | Element::F64 => Dtype::F32,

@@ -1,4 +1,4 @@
-//! The canonical form to a graph. What the graph has no primitive for becomes an opaque operation.
+//! Converts the canonical form to a graph. Operations without a primitive become opaque.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +11,7 @@ use crate::ir::{Id, Ir, Kind, Logic, Reduction};
 use crate::translate::Translated;
 use crate::weight::Weight;
 
-/// A graph and what belongs to it.
+/// A graph under construction, with its inputs and weights.
 #[derive(Debug)]
 pub(crate) struct Emitted {
     pub graph: Graph,
@@ -86,7 +86,7 @@ impl Emitter<'_> {
         }
         let mut name = clean.clone();
         while !self.names.insert(format!("{space}:{name}")) {
-            // Counted per name, so that many equal names are told apart without trying each number.
+            // Counted per name, so that many equal names are made unique without trying each number.
             let count = self.repeats.entry(format!("{space}:{clean}")).or_insert(1);
             *count += 1;
             name = format!("{clean}_{count}");
@@ -109,7 +109,7 @@ impl Emitter<'_> {
         Ok(input)
     }
 
-    /// All inputs of the model, needed or not: who runs it hands them all in.
+    /// All inputs of the model, needed or not: the caller passes all of them.
     fn add_inputs(&mut self) -> Result<(), OnnxError> {
         let mut nodes = Vec::new();
         for input in &self.translated.inputs {

@@ -1,4 +1,4 @@
-//! Known values in a graph: scalars, counts and causal borders need no tensor; others become weights.
+//! Known values in a graph: scalars, counts and causal masks need no tensor; others become weights.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -51,7 +51,7 @@ impl Emitter<'_> {
         self.repeated(input, &node.shape)
     }
 
-    /// A folded constant as a weight. Layers compute the same tables again and again: each is handed in once.
+    /// A folded constant as a weight. Layers often compute the same tables: each is passed once.
     fn folded(&mut self, name: &str, element: Element, constant: &Constant) -> Result<NodeId, GraphError> {
         let mut weight =
             Weight::folded(String::new(), format!("constant.{name}"), element, self.dtype(element), constant);

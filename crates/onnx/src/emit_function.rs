@@ -1,4 +1,4 @@
-//! Functions that a graph has no primitive for, written with primitives. All are computed in `f32`; polynomials are off by
+//! Functions without a primitive, expressed with primitives. All are computed in `f32`; polynomials are accurate to
 //! less than a unit of `f32`.
 
 use deuteron_graph::{BinaryOp, CompareOp, Dtype, GraphError, NodeId, UnaryOp};

@@ -1,11 +1,11 @@
-//! Why a model was not imported.
+//! Errors of importing a model.
 
 use std::path::PathBuf;
 
 use deuteron_graph::GraphError;
 use deuteron_graph::memory::OutOfMemory;
 
-/// What is wrong with a reference to external data.
+/// An invalid reference to external data.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExternalProblem {
     /// Bytes were imported without saying where the model lies.
@@ -52,7 +52,7 @@ pub enum ExternalProblem {
 /// Why a model was not imported. Messages say what was expected, what was found, and what to do.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum OnnxError {
-    /// The bytes are no protobuf message of ONNX's schema.
+    /// The bytes are not a protobuf message of ONNX's schema.
     #[error("byte {offset}: {problem}; the file is damaged, or is no ONNX model")]
     Wire {
         /// where in the file
@@ -71,7 +71,7 @@ pub enum OnnxError {
     /// There is no graph in it.
     #[error("the file holds no graph; expected an ONNX ModelProto (weights alone are not enough)")]
     NoGraph,
-    /// An opset whose operators mean something else.
+    /// An unsupported opset.
     #[error("opset {got}: expected 7 or later; convert it with onnx.version_converter.convert_version(model, 17)")]
     Opset {
         /// the version that the file states
@@ -100,7 +100,7 @@ pub enum OnnxError {
     FixedBatch {
         /// the file's
         fixed: i64,
-        /// what was asked for
+        /// the requested batch
         asked: usize,
         /// what went wrong
         why: String,
@@ -123,7 +123,7 @@ pub enum OnnxError {
         /// the shape of the values
         got: String,
     },
-    /// A size that is no size.
+    /// An invalid size.
     #[error("`{value}` has size {got} on axis {axis}; expected a size of at least 0")]
     BadDim {
         /// the tensor
@@ -144,7 +144,7 @@ pub enum OnnxError {
     /// An input that is no tensor.
     #[error("input `{0}` is not a tensor with a shape; sequences, maps and shapeless tensors cannot be imported")]
     NotATensor(String),
-    /// A node whose operands or attributes do not go together.
+    /// A node with inconsistent operands or attributes.
     #[error("{op} at `{node}`: {problem}")]
     Node {
         /// the node's name
@@ -154,7 +154,7 @@ pub enum OnnxError {
         /// what was expected and what came
         problem: String,
     },
-    /// An operator that is not known, whose result's shape is not stated either.
+    /// An unknown operator without a stated result shape.
     #[error(
         "{op} at `{node}`: {why}, and the file does not state the shape of `{value}`; run \
          onnx.shape_inference.infer_shapes on the model first, or set its dimensions with --dim"
@@ -169,7 +169,7 @@ pub enum OnnxError {
         /// why it could not be imported as what it is
         why: String,
     },
-    /// A value that nothing computes.
+    /// An undefined value.
     #[error("`{reader}` reads `{value}`, which no node before it gives; nodes have to be in order of computation")]
     Undefined {
         /// the node, or output, that asks for it
@@ -217,7 +217,7 @@ pub enum OnnxError {
         /// the system's reason
         why: String,
     },
-    /// Constants, or the values of a weight, that the memory at hand does not hold.
+    /// Not enough memory for constants or the values of a weight.
     #[error("could not allocate {bytes} bytes for values of the model")]
     OutOfMemory {
         /// how much was asked for

@@ -1,4 +1,4 @@
-//! Operations on known values, within limits: shape arithmetic, masks, tables of positions.
+//! Constant folding, within limits: shape arithmetic, masks, tables of positions.
 
 use deuteron_graph::{BinaryOp, Shape, UnaryOp, memory};
 

@@ -1,4 +1,4 @@
-//! What an import gives.
+//! The result of an import.
 
 use std::fmt;
 
@@ -37,14 +37,14 @@ impl fmt::Display for NearMiss {
     }
 }
 
-/// An operator that is only described.
+/// An opaque operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpaqueOp {
     /// The node's name in the model.
     pub name: String,
     /// Its operator.
     pub op_type: String,
-    /// Why it is not more than described.
+    /// Why it is opaque.
     pub why: String,
     /// Its first result in the graph.
     pub node: NodeId,
@@ -57,15 +57,15 @@ pub struct Imported {
     pub graph: Graph,
     /// Composites that were found, in the order of their results.
     pub recognised: Vec<Recognised>,
-    /// What was almost one.
+    /// Near misses.
     pub near_misses: Vec<NearMiss>,
-    /// What is only described.
+    /// Opaque operators.
     pub opaque: Vec<OpaqueOp>,
     /// The weights of the graph, in its order, and where their data are.
     pub weights: Vec<Weight>,
     /// The model's inputs, in its order: their names in the file and in the graph.
     pub inputs: Vec<(String, String)>,
-    /// What else a user should know.
+    /// Further notes for the user.
     pub notes: Vec<String>,
 }
 

@@ -1,5 +1,5 @@
-//! What a model computes, in a small canonical form: every operator of every opset is one of these kinds, every value
-//! has its shape and element type, and whatever is known is a constant. Composites are recognised here, before the graph
+//! The canonical form of a model: every operator of every opset is one of these kinds, every value
+//! has its shape and element type, and known values are constants. Composites are recognised here, before the graph
 //! is built.
 
 use std::rc::Rc;
@@ -69,7 +69,7 @@ impl Function {
     }
 }
 
-/// An operation that is only described.
+/// An opaque operation.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct OpaqueKind {
     pub op: String,

@@ -1,4 +1,4 @@
-//! Every limit, and why it is what it is.
+//! All limits, with their reasons.
 
 /// Nesting of messages, functions and branches. Real models nest less than ten deep; the stack holds this many easily.
 pub(crate) const MAX_DEPTH: usize = 32;

@@ -1,4 +1,4 @@
-//! What an import is told.
+//! Options of an import.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

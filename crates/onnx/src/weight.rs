@@ -1,4 +1,4 @@
-//! Weights: where their data are, and how to get at them.
+//! Weights: the location of their data, and access to it.
 
 use std::path::Path;
 

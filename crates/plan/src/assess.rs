@@ -1,5 +1,5 @@
-//! Everything `analyze` says about a graph: the plans side by side, every fusion with its score, its reason, and what it
-//! is worth.
+//! The result of `analyze` for a graph: the plans side by side, every fusion with its score, its reason and its
+//! gain.
 
 mod describe;
 mod fusions;
@@ -20,7 +20,7 @@ use crate::strategy::Strategy;
 use crate::target::Target;
 use crate::units::Seconds;
 
-/// A pin and what it costs.
+/// A pin and its price.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PinPrice {
     /// as the user gave it
@@ -31,7 +31,7 @@ pub struct PinPrice {
     pub extra: f64,
 }
 
-/// The answer.
+/// The assessment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Assessment {
     /// operations as the search sees them
@@ -48,13 +48,13 @@ pub struct Assessment {
     pub apart: Plan,
     /// the cheapest
     pub chosen: Plan,
-    /// for each kernel of `chosen`, what it saves over the kernels of `apart` that it replaces: they add up to the difference of the two
+    /// for each kernel of `chosen`, its saving over the kernels of `apart` that it replaces; the savings add up to the difference of the two plans
     pub gains: Vec<Seconds>,
-    /// the cheapest if every structure had a kernel, where that is another one
+    /// the cheapest plan with every structure, if it differs
     pub conceivable: Option<Plan>,
     /// every fusion considered
     pub fusions: Vec<Fusion>,
-    /// what each pin costs
+    /// the price of each pin
     pub pins: Vec<PinPrice>,
 }
 
@@ -88,7 +88,7 @@ pub fn assess(question: &Question) -> Result<Assessment, PlanError> {
     })
 }
 
-/// What each kernel of the chosen plan saves. The time of a kernel apart is shared among its atoms by what each would take alone, so that
+/// The saving of each kernel of the chosen plan. The time of a separate kernel is divided among its atoms in proportion to their own times, so that
 /// the savings add up even where one such kernel is split among several.
 fn gains(solver: &mut Solver, apart: &Plan, chosen: &Plan) -> Vec<Seconds> {
     let [before, after] = [apart, chosen].map(|plan| describe::group_of(&solver.problem, plan));
@@ -113,7 +113,7 @@ pub fn atoms(graph: &Graph, target: Target) -> Result<Vec<Vec<NodeId>>, PlanErro
     Ok(grouping.topological().into_iter().map(|group| grouping.groups[group].clone()).collect())
 }
 
-/// The plan with every structure, if it beats what can be generated.
+/// The plan with every structure, if it is faster than the plan that can be generated.
 fn conceivable(question: &Question, chosen: &Plan) -> Result<Option<Plan>, PlanError> {
     let Question { graph, target, .. } = *question;
     if target.catalog.offers_everything() {

@@ -1,15 +1,15 @@
-//! Which atoms stand between others.
+//! Which atoms are between others in the order of dependencies.
 
 use crate::bits::Bits;
 
-/// For each atom, those that come before and after it, directly or through others. Atoms are numbered so that producers come first.
+/// For each atom, its direct and indirect predecessors and successors. Atoms are numbered so that producers come first.
 pub(crate) struct Between {
     before: Vec<Bits>,
     after: Vec<Bits>,
 }
 
 impl Between {
-    /// From the producers of each.
+    /// Computed from the producers of each atom.
     pub fn new(producers: &[Vec<usize>]) -> Between {
         let count = producers.len();
         let mut before: Vec<Bits> = Vec::with_capacity(count);
@@ -33,12 +33,12 @@ impl Between {
         Between { before, after }
     }
 
-    /// Those that an atom needs, directly or through others.
+    /// The direct and indirect predecessors of an atom.
     pub fn before(&self, atom: usize) -> &Bits {
         &self.before[atom]
     }
 
-    /// Those that need it.
+    /// Its successors.
     pub fn after(&self, atom: usize) -> &Bits {
         &self.after[atom]
     }

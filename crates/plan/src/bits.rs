@@ -1,7 +1,7 @@
 //! Sets of small numbers.
 //!
-//! Of a graph that is mostly a chain, what comes before a node is nearly all numbers below it, and what comes after nearly all above.
-//! So a set stores only the words between two ends, below and above which all words are the same.
+//! In a graph that is mostly a chain, the predecessors of a node are nearly all lower numbers, and its successors nearly all higher ones.
+//! So a set stores only the words between two ends; all words below are equal, and so are all words above.
 
 use std::cmp::Ordering;
 
@@ -46,7 +46,7 @@ impl Bits {
         self.word(number / 64) >> (number % 64) & 1 == 1
     }
 
-    /// The lowest number from `from` on that is not in the set; `None` if there is none.
+    /// The lowest number >= `from` that is not in the set; `None` if there is none.
     pub fn next_missing(&self, from: usize) -> Option<usize> {
         let mut at = from / 64;
         let mut missing = !self.word(at) & (u64::MAX << (from % 64));
@@ -60,7 +60,7 @@ impl Bits {
         Some(at * 64 + missing.trailing_zeros() as usize)
     }
 
-    /// Those of the set from `from` on that are stored one by one: all of them where nothing above is in the set as a whole.
+    /// The numbers >= `from` that are stored individually: all of them unless everything above the stored words is in the set.
     pub fn iter_from(&self, from: usize) -> impl Iterator<Item = usize> + '_ {
         let first = (from / 64).max(if self.below == 0 { self.start } else { 0 });
         (first..self.end()).flat_map(move |at| {
@@ -100,7 +100,7 @@ impl Bits {
         self.first_word(other, |own, other| own & other).is_none()
     }
 
-    /// The first number that is in both and not in `except`. Nothing is in all three from some number on.
+    /// The first number that is in both and not in `except`. From some number on, none is in all three.
     pub fn common_outside(&self, other: &Bits, except: &Bits) -> Option<usize> {
         let start = if self.below == 0 { self.start } else { 0 };
         let start = if other.below == 0 { start.max(other.start) } else { start };
@@ -138,7 +138,7 @@ impl Bits {
         self
     }
 
-    /// Leaves out what the ends say anyway.
+    /// Removes stored words that equal the ends.
     fn settle(&mut self) {
         let above = self.words.iter().rev().take_while(|&&word| word == self.above).count();
         self.words.truncate(self.words.len() - above);
@@ -176,7 +176,7 @@ thread_local! {
     static WORDS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Words that sets were made of and compared by on this thread so far.
+/// Words created and compared on this thread so far.
 #[cfg(test)]
 pub(crate) fn words_seen() -> usize {
     WORDS.get()

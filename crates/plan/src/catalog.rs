@@ -1,7 +1,7 @@
-//! What code generation offers: which kernels it can make, and the work they do.
+//! The interface to code generation: which kernels it can generate, and their work.
 //!
-//! The planner proposes a [`Draft`]; a [`Catalog`] answers. Code generation has one for each target, which looks at the
-//! kernel it would make. [`Primitives`] counts the primitives of the graph, and is what stands in for a target that has
+//! The planner proposes a [`Draft`], and a [`Catalog`] answers. Code generation has one catalogue per target, which examines the
+//! kernel it would generate. [`Primitives`] counts the primitives of the graph; it is used for a target that has
 //! no generator here.
 
 use std::collections::HashMap;
@@ -14,17 +14,17 @@ use crate::space::{Space, matmul_size, node_space};
 use crate::traffic::{reads, written};
 use crate::work::{Class, LANES, Work};
 
-/// What a target's code generation can do.
+/// The capabilities of a target's code generation.
 pub trait Catalog: Send + Sync {
-    /// Whether it makes kernels of such a structure at all: a cheap no, before the nodes are looked at.
+    /// Whether it supports the structure at all: a cheap check before the nodes are examined.
     fn offers_structure(&self, structure: &Structure) -> bool;
-    /// Whether it can make this kernel.
+    /// Whether it can generate this kernel.
     fn offers(&self, draft: &Draft) -> bool;
-    /// Whether there is no structure it cannot make.
+    /// Whether it supports every structure.
     fn offers_everything(&self) -> bool;
-    /// The work of the kernel it would make; for a kernel it does not offer, a sound estimate.
+    /// The work of the kernel it would generate, or an estimate for a kernel that it does not offer.
     fn work(&self, draft: &Draft) -> Work;
-    /// Whether it makes matmuls of `f32` whose operands both lie in memory as one 16-bit type.
+    /// Whether it has matmuls of `f32` whose operands are both stored in one 16-bit type.
     fn widens_operands(&self) -> bool {
         false
     }
@@ -52,7 +52,7 @@ impl Catalog for Primitives {
     }
 }
 
-/// A catalogue that offers every structure, and otherwise is another one.
+/// A catalogue that offers every structure, and otherwise behaves like another one.
 #[derive(Clone, Copy)]
 pub struct Conceivable<'a>(pub &'a dyn Catalog);
 
@@ -124,8 +124,8 @@ pub fn primitive_work(draft: &Draft) -> Work {
     work
 }
 
-/// Vectors that cover a space; rows that do not fill a vector are packed only where rows do not matter, so here they are
-/// counted as they lie.
+/// Vectors that cover a space. Rows that do not fill a vector are packed only in elementwise kernels, so here they are
+/// counted unpacked.
 fn vectors(space: Space) -> f64 {
     (space.rows * space.cols).div_ceil(LANES) as f64
 }
@@ -140,8 +140,8 @@ fn unary_class(op: UnaryOp) -> Class {
     }
 }
 
-/// Row-sized values that wait for a reduction together, at the widest point: what a row kernel keeps in registers. What a
-/// reduction takes in as it comes does not wait.
+/// The maximum number of row-sized values alive across a reduction, which a row kernel keeps in registers. Values that a
+/// reduction consumes immediately are not counted.
 fn live_rows(draft: &Draft) -> usize {
     let graph = draft.graph;
     let widest = draft.nodes.iter().map(|&id| node_space(graph, id).cols).max().unwrap_or(1);

@@ -1,10 +1,10 @@
-//! What a group is made of: found once, by the rules, and read by catalogue, cost model, code generation and reports.
+//! The structure of a group: found once, by the rules, and read by catalogue, cost model, code generation and reports.
 
 use deuteron_graph::{Call, Callee, Composite, Mask, NodeId};
 
 use crate::kind::GroupKind;
 
-/// What a group is made of.
+/// The structure of a group.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Structure {
     /// elementwise work, row reductions, column sums
@@ -24,7 +24,7 @@ pub enum Structure {
 /// `prologue -> links -> epilogue`. Each link reads the result of the one before it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chain {
-    /// row work that makes the left operand of the first link
+    /// row work that computes the left operand of the first link
     pub prologue: Side,
     /// one link, or attention and its projection
     pub links: Vec<Link>,
@@ -37,13 +37,13 @@ pub struct Chain {
 pub struct Side {
     /// operands before users
     pub nodes: Vec<NodeId>,
-    /// how much of a row it needs at once
+    /// whether it needs whole rows
     pub reach: Reach,
-    /// the values that cross the boundary: those that a prologue makes for the links, those of the links that an epilogue reads
+    /// the values that cross the boundary: from a prologue to the links, or from the links to an epilogue
     pub crossing: Vec<NodeId>,
 }
 
-/// How much of a row a prologue or an epilogue needs at once.
+/// Whether a prologue or an epilogue is elementwise or needs whole rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reach {
     /// there is none
@@ -62,7 +62,7 @@ pub enum Link {
         /// in order
         nodes: Vec<NodeId>,
     },
-    /// rows, each times the matrix that an index picks for it
+    /// rows, each multiplied by the matrix that an index selects
     Routed {
         /// the matmul
         node: NodeId,
@@ -73,7 +73,7 @@ pub enum Link {
     Attention(AttentionLink),
     /// probabilities of attention, stored
     AttentionScores(AttentionLink),
-    /// the gradient of attention; nothing is known of its operands where it is not what differentiating a call gives
+    /// the gradient of attention; its operands are unknown unless it was made by differentiating a call
     AttentionGradient(Option<AttentionGradientLink>),
     /// losses of rows of logits that are not stored
     CrossEntropy(CrossEntropyLink),
@@ -81,7 +81,7 @@ pub enum Link {
     CrossEntropyGradient(CrossEntropyGradientLink),
 }
 
-/// What attention computes, and of which values.
+/// The operation of attention and its operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionRequest {
     /// kind of mask
@@ -92,7 +92,7 @@ pub struct AttentionRequest {
     pub p: f64,
     /// second word of the key of dropout's generator
     pub offset: u32,
-    /// queries, keys and values; keys once more where only probabilities are wanted
+    /// queries, keys and values; keys again in place of values where only probabilities are needed
     pub operands: [NodeId; 3],
     /// what is added to the scores
     pub added: Option<NodeId>,
@@ -109,7 +109,7 @@ pub struct AttentionLink {
     pub request: AttentionRequest,
     /// the result of the call
     pub output: NodeId,
-    /// copies of the output, in the order of elements that their readers want
+    /// copies of the output, in the element order of their readers
     pub copies: Vec<NodeId>,
 }
 
@@ -129,9 +129,9 @@ pub struct AttentionGradientLink {
 /// The losses of a call of `linear_cross_entropy`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropyLink {
-    /// share of the target's weight that all classes have evenly
+    /// label smoothing: the share of the target's weight that is spread evenly over all classes
     pub smoothing: f64,
-    /// a target whose row has no loss
+    /// the target value whose rows have no loss
     pub ignored: Option<i32>,
     /// rows, weight and targets
     pub operands: [NodeId; 3],
@@ -206,7 +206,7 @@ impl Structure {
         }
     }
 
-    /// In words.
+    /// As text.
     pub fn name(&self) -> &'static str {
         match self {
             Structure::Chain(chain) => chain.name(),
@@ -223,7 +223,7 @@ impl Chain {
         Chain { prologue: Side::NONE, links: vec![link], epilogue: Side::NONE }
     }
 
-    /// Whether the links stand alone.
+    /// Whether there is neither prologue nor epilogue.
     pub fn is_plain(&self) -> bool {
         self.prologue.reach == Reach::None && self.epilogue.reach == Reach::None
     }
@@ -266,7 +266,7 @@ impl Side {
 }
 
 impl AttentionRequest {
-    /// What a call of attention or of its scores asks for; `None` for any other call.
+    /// The parameters of a call of attention or of its scores; `None` for any other call.
     pub fn of(call: &Call) -> Option<AttentionRequest> {
         let mut rest = call.inputs.iter().copied();
         let (mask, scale, p, offset, wants_values) = match call.callee {

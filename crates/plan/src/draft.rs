@@ -1,4 +1,4 @@
-//! A kernel before it is one: what the planner asks a catalogue about, and what code generation takes.
+//! A proposed kernel: the planner asks a catalogue about it, and code generation takes it as input.
 
 use deuteron_graph::{Graph, NodeId};
 
@@ -10,12 +10,12 @@ use crate::layout::Placement;
 pub struct Draft<'a> {
     /// the graph
     pub graph: &'a Graph,
-    /// where its values lie
+    /// the placement of its values
     pub placement: &'a Placement,
     /// what the kernel makes, operands before users
     pub nodes: &'a [NodeId],
     /// what it stores
     pub outputs: &'a [NodeId],
-    /// what the rules found it to be made of
+    /// its structure, as found by the rules
     pub structure: &'a Structure,
 }

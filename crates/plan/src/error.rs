@@ -1,8 +1,8 @@
-//! Why there is no plan.
+//! Errors of planning.
 
 use deuteron_graph::{GraphError, Shape};
 
-/// Why there is no plan.
+/// An error of planning.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
     /// The graph is malformed.
@@ -11,7 +11,7 @@ pub enum PlanError {
     /// Nothing to compute.
     #[error("the graph has no outputs; declare one with `out NAME`")]
     NoOutputs,
-    /// A strategy name that is none of ours.
+    /// An unknown strategy.
     #[error("unknown plan `{0}`; expected naive, eager, unfused, greedy or fused")]
     UnknownStrategy(String),
     /// An input that row kernels cannot read.

@@ -12,26 +12,26 @@ use crate::traffic::Traffic;
 /// One kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Group {
-    /// What it is for a person: `layer_norm + gelu`.
+    /// Its name in reports: `layer_norm + gelu`.
     pub name: String,
     /// Its kind.
     pub kind: GroupKind,
-    /// What it is made of.
+    /// Its structure.
     pub structure: Structure,
-    /// What it makes, operands before users.
+    /// The nodes it computes, operands before users.
     pub nodes: Vec<NodeId>,
     /// The nodes it reads from buffers, each base once.
     pub inputs: Vec<NodeId>,
     /// The nodes it writes to buffers.
     pub outputs: Vec<NodeId>,
-    /// What it moves.
+    /// Its traffic.
     pub traffic: Traffic,
-    /// What it takes, every term.
+    /// Its cost, every term.
     pub cost: Cost,
 }
 
 impl Group {
-    /// The group as code generation takes it.
+    /// The group as input of code generation.
     pub fn draft<'a>(&'a self, graph: &'a Graph, placement: &'a Placement) -> Draft<'a> {
         Draft { graph, placement, nodes: &self.nodes, outputs: &self.outputs, structure: &self.structure }
     }

@@ -1,8 +1,8 @@
 //! Groups made by merging neighbours: the baselines, the greedy plan, and the atoms that the search starts from.
 //!
-//! Every strategy starts from a kernel a node and merges neighbours while legality and the strategy's scope allow:
-//! nothing (naive), parts of calls (eager), attention (unfused), then anything (greedy). Neighbours are a value's maker
-//! and its reader, or two readers of one value.
+//! Every strategy starts from a kernel per node and merges neighbours while legality and the strategy's scope allow:
+//! nothing (naive), parts of calls (eager), attention (unfused), then anything (greedy). Neighbours are a value's producer
+//! and consumer, or two consumers of one value.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -19,7 +19,7 @@ use crate::rules::{Rules, after_gradient};
 use crate::strategy::Strategy;
 use crate::target::Target;
 
-/// Groups of a chain that begins with attention, at most: the order its result is written in, a projection, its bias, a residual, a norm,
+/// Maximum number of groups in a chain that begins with attention: the transpose of its result, a projection, its bias, a residual, a norm,
 /// and one to spare.
 const CHAIN: usize = 7;
 
@@ -32,15 +32,15 @@ enum Scope {
     Everything,
 }
 
-/// What came of a try to merge.
+/// The result of an attempt to merge.
 enum Merged {
-    /// one group now, or never to be
+    /// merged, or never to be merged
     Settled,
     /// no kernel for it yet
     NotOffered,
 }
 
-/// Nodes sorted into groups, and what reads what.
+/// Nodes in groups, with their readers.
 pub(crate) struct Grouping<'a> {
     pub rules: Rules<'a>,
     pub catalog: &'a dyn Catalog,
@@ -56,7 +56,7 @@ pub(crate) struct Grouping<'a> {
 }
 
 impl<'a> Grouping<'a> {
-    /// A kernel a node.
+    /// A kernel per node.
     pub fn new(graph: &'a Graph, placement: &'a Placement, target: Target<'a>) -> Self {
         let count = graph.nodes().len();
         let mut is_output = vec![false; count];
@@ -104,7 +104,7 @@ impl<'a> Grouping<'a> {
         }
     }
 
-    /// Merges as far as a strategy goes; the search goes on from `Unfused`.
+    /// Merges as far as a strategy allows; the search starts from `Unfused`.
     pub fn merge_for(&mut self, strategy: Strategy) {
         match strategy {
             Strategy::Naive => {}
@@ -129,7 +129,7 @@ impl<'a> Grouping<'a> {
         }
     }
 
-    /// Walks the nodes in order and merges each with the makers of its operands, then with other readers of them.
+    /// Visits the nodes in order and merges each with the producers of its operands, then with other readers of them.
     fn merge(&mut self, scope: Scope) {
         let graph = self.rules.graph;
         let ids: Vec<NodeId> = graph.ids().filter(|id| self.group_of[id.index()].is_some()).collect();
@@ -158,7 +158,7 @@ impl<'a> Grouping<'a> {
     }
 
     /// Attention by online softmax is one kernel wherever it is offered, and so are its probabilities and a loss without logits: the
-    /// half-steps are not legal or not offered, so no merging of pairs would find it.
+    /// intermediate groups are not legal or not offered, so pairwise merging would not find it.
     fn merge_whole_calls(&mut self, is_wanted: fn(&Call) -> bool) {
         let graph = self.rules.graph;
         for call in graph.calls().iter().filter(|call| is_wanted(call)) {
@@ -177,8 +177,8 @@ impl<'a> Grouping<'a> {
         }
     }
 
-    /// Attention and what follows it are one kernel as far as one is offered. A chain is tried whole, reader after reader: with a
-    /// projection alone it may be no kernel, and with the norm behind that it is.
+    /// Attention and its consumers are one kernel as far as one is offered. Whole chains are tried, consumer after consumer: with a
+    /// projection alone there may be no kernel, but with the norm after it there is one.
     fn merge_chains(&mut self) {
         let graph = self.rules.graph;
         for call in graph.calls().iter().filter(|call| is_attention(call)) {
@@ -233,7 +233,7 @@ impl<'a> Grouping<'a> {
         self.group_of[outside.min()?.index()]
     }
 
-    /// Whether a way leads from some groups through another one back to them.
+    /// Whether a path leads from some groups through another one back to them.
     fn comes_back(&self, groups: &[usize]) -> bool {
         let mut seen: HashSet<usize> = HashSet::new();
         let mut stack = groups.to_vec();
@@ -251,7 +251,7 @@ impl<'a> Grouping<'a> {
         false
     }
 
-    /// Nodes of the gradient of attention and the scores that are computed again for them, in order.
+    /// Nodes of the gradient of attention and the scores recomputed for them, in order.
     fn with_recomputed_scores(&self, mut nodes: Vec<NodeId>) -> Vec<NodeId> {
         let graph = self.rules.graph;
         let mut next = 0;
@@ -302,7 +302,7 @@ impl<'a> Grouping<'a> {
         Merged::Settled
     }
 
-    /// Makes some groups one, the first.
+    /// Merges some groups into the first of them.
     fn join(&mut self, groups: &[usize]) {
         if let Some(order) = &mut self.order {
             order.merge(groups);
@@ -315,7 +315,7 @@ impl<'a> Grouping<'a> {
         self.groups[groups[0]].sort();
     }
 
-    /// Whether two groups may be one.
+    /// Whether two groups may be merged.
     pub fn legal(&self, first: usize, second: usize) -> Result<(), Reason> {
         let mut nodes: Vec<NodeId> = self.groups[first].iter().chain(&self.groups[second]).copied().collect();
         nodes.sort();
@@ -333,13 +333,13 @@ impl<'a> Grouping<'a> {
         if offered { Ok(()) } else { Err(Reason::NotOffered { form: structure.name() }) }
     }
 
-    /// Whether a value is read outside of the groups, or handed out.
+    /// Whether a value is read outside of the groups, or is an output.
     pub fn leaves(&self, id: NodeId, groups: &[usize]) -> bool {
         let outside = |reader: &NodeId| self.group_of[reader.index()].is_none_or(|group| !groups.contains(&group));
         self.is_output[id.index()] || self.readers[id.index()].iter().any(outside)
     }
 
-    /// No way from one group to the other may lead through a third.
+    /// No path from one group to the other may lead through a third.
     fn convex(&self, first: usize, second: usize) -> Result<(), Reason> {
         let third = match &self.order {
             Some(order) => order.third(first, second),
@@ -348,8 +348,8 @@ impl<'a> Grouping<'a> {
         third.map_or(Ok(()), |group| Err(Reason::WouldFormCycle { through: self.groups[group][0] }))
     }
 
-    /// While groups stay within calls, which are runs of nodes, a way that leaves the call never comes back: only the
-    /// groups of the call are looked at.
+    /// While groups stay within calls, which are runs of nodes, a path that leaves the call never returns: only the
+    /// groups of the call are examined.
     fn third_of_call(&self, first: usize, second: usize) -> Option<usize> {
         let graph = self.rules.graph;
         let call = graph.node(self.groups[first][0]).call;
@@ -373,7 +373,7 @@ impl<'a> Grouping<'a> {
         None
     }
 
-    /// Who stands between whom, kept up to date from now on: groups may span calls.
+    /// The order of groups, maintained from now on: groups may span calls.
     fn watch(&mut self) {
         let order = self.topological();
         let producers = (0..self.groups.len()).map(|group| self.producers(group).into_iter().collect());
@@ -400,7 +400,7 @@ impl<'a> Grouping<'a> {
     }
 
     /// Groups after the groups they read from; among those that are ready, the one whose first node is earliest. Groups
-    /// that wait for each other are left out.
+    /// in a cycle are left out.
     pub fn topological(&self) -> Vec<usize> {
         let mut waiting = vec![0usize; self.groups.len()];
         let mut followers: Vec<Vec<usize>> = vec![Vec::new(); self.groups.len()];
@@ -426,7 +426,7 @@ impl<'a> Grouping<'a> {
         order
     }
 
-    /// What a group that is known to be legal is made of.
+    /// The structure of a group that is known to be legal.
     pub fn structure(&self, group: usize) -> Structure {
         let found = self.rules.structure(&self.groups[group], &|id| self.leaves(id, &[group]));
         found.unwrap_or(Structure::Opaque)

@@ -1,16 +1,16 @@
-//! Where a value lies: views are followed to the buffer they look into, so that most of them cost nothing.
+//! The placement of values: views are resolved to strides over a buffer, so that most of them cost nothing.
 //!
-//! Each node is *inline* (a constant or an index pattern, made again by every reader) or *placed*: some strides over the
-//! buffer of a base node. A view that cannot be expressed by strides, or that a reader cannot follow, is given a buffer
-//! of its own; a copy kernel fills it.
+//! Each node is *inline* (a constant or an index pattern, recomputed by every reader) or *placed*: strides over the
+//! buffer of a base node. A view that strides cannot express, or that a consumer cannot read through, gets a buffer
+//! of its own, which a copy kernel fills.
 //!
-//! A cast from a 16-bit type to `f32` is a view too: whoever reads it reads the narrow value, which widens for free on its
-//! way into a lane. Readers that take memory as it lies (products, copies, tables) get a buffer of the wide type; but a product of two
-//! such casts reads the narrow values where there are kernels for it.
+//! A cast from a 16-bit type to `f32` is a view too: its consumer reads the narrow value, which widens for free on its
+//! way into a lane. Consumers that need the wide type in memory (matmuls, copies, tables) get a buffer of it; but a matmul of two
+//! such casts reads the narrow values if there are kernels for it.
 
 use deuteron_graph::{Dtype, Graph, NodeId, Op, Shape, View};
 
-/// Sizes of products that read 16-bit operands as `f32` are below.
+/// Sizes of matmuls that read 16-bit operands as `f32` are below this.
 const COUNTED: usize = 1 << 30;
 
 /// Strides over a base buffer, in elements.
@@ -24,21 +24,21 @@ pub struct Layout {
     pub offset: usize,
 }
 
-/// A value's place.
+/// The placement of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
     /// the node that owns the buffer
     pub base: NodeId,
-    /// how the value lies in it
+    /// the layout of the value in it
     pub layout: Layout,
 }
 
-/// The place of every node of a graph.
+/// The placement of every node of a graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     places: Vec<Option<Placed>>,
     copied: Vec<bool>,
-    /// Inputs and outputs of the graph, with their bytes: every price asks for them.
+    /// Inputs and outputs of the graph, with their bytes, which every cost needs.
     ends: Vec<(NodeId, usize)>,
 }
 
@@ -47,7 +47,7 @@ pub struct Placement {
 pub struct RowAccess {
     /// (size, stride) of the leading axes, outermost first, contiguous neighbours merged, sizes of 1 dropped
     pub leading: Vec<(usize, usize)>,
-    /// stride of the columns: 1, or 0 where one element serves the whole row
+    /// stride of the columns: 1, or 0 if one element is repeated over the row
     pub column_stride: usize,
     /// first element
     pub offset: usize,
@@ -59,14 +59,14 @@ impl Layout {
         Layout { shape: shape.clone(), strides: shape.strides(), offset: 0 }
     }
 
-    /// Whether elements follow each other in row-major order from the start.
+    /// Whether the layout is contiguous and row-major from the start.
     pub fn is_contiguous(&self) -> bool {
         let usual = self.shape.strides();
         self.offset == 0
             && (0..self.shape.rank()).all(|axis| self.shape[axis] == 1 || self.strides[axis] == usual[axis])
     }
 
-    /// The layout of a view of this value, or `None` where strides cannot express it.
+    /// The layout of a view of this value, or `None` if strides cannot express it.
     pub fn view(&self, view: &View) -> Option<Layout> {
         match view {
             View::Reshape(shape) => self.reshape(shape),
@@ -144,7 +144,7 @@ impl RowAccess {
         self.offset == 0 && row_stride == cols && (cols == 1 || self.column_stride == 1)
     }
 
-    /// One element a row, element `row` of the buffer.
+    /// One element per row, element `row` of the buffer.
     pub fn is_per_row_identity(&self, rows: usize) -> bool {
         let in_order = match self.leading.as_slice() {
             [] => rows <= 1,
@@ -171,7 +171,7 @@ pub(crate) fn merge_contiguous(shape: &Shape, strides: &[usize]) -> Vec<(usize, 
 }
 
 impl Placement {
-    /// Where a node's value lies; `None` for an inline node.
+    /// The placement of a node; `None` for an inline node.
     pub fn get(&self, id: NodeId) -> Option<&Placed> {
         self.places[id.index()].as_ref()
     }
@@ -181,7 +181,7 @@ impl Placement {
         self.get(id).map(|placed| placed.base)
     }
 
-    /// Whether a kernel has to make this node: arithmetic, or a view that needs a buffer.
+    /// Whether a kernel has to compute this node: arithmetic, or a view that needs a buffer.
     pub fn needs_kernel(&self, graph: &Graph, id: NodeId) -> bool {
         self.copied[id.index()] || is_arithmetic(graph, id)
     }
@@ -214,7 +214,7 @@ impl Placement {
     }
 }
 
-/// Ops that compute: a kernel makes their value. The others are inputs, inline patterns or views.
+/// Ops that a kernel computes. The others are inputs, inline patterns or views.
 fn is_arithmetic(graph: &Graph, id: NodeId) -> bool {
     match &graph.node(id).op {
         Op::Cast(_) => !widens(graph, id),
@@ -226,7 +226,7 @@ fn is_arithmetic(graph: &Graph, id: NodeId) -> bool {
     }
 }
 
-/// A cast whose operand, as it lies in memory, can be read in its place. Casts of inline values are arithmetic.
+/// A cast whose operand can be read from memory in its place. Casts of inline values are arithmetic.
 fn widens(graph: &Graph, id: NodeId) -> bool {
     let node = graph.node(id);
     let Op::Cast(Dtype::F32) = node.op else { return false };
@@ -251,8 +251,8 @@ fn widening_source(graph: &Graph, placement: &Placement, id: NodeId) -> Option<N
     Some(at)
 }
 
-/// Places every node. `inputs` gives the layouts in which the graph's inputs are handed in; `widening` says whether there are products of
-/// `f32` whose operands lie in memory as a 16-bit type.
+/// Places every node. `inputs` gives the layouts of the graph's inputs; `widening` says whether there are matmuls of
+/// `f32` whose operands are stored in a 16-bit type.
 pub fn place(graph: &Graph, inputs: &[Layout], widening: bool) -> Placement {
     let mut copied = vec![false; graph.nodes().len()];
     // An output has a buffer of its own, even if it only looks at an input or is a constant.
@@ -306,7 +306,7 @@ fn place_once(graph: &Graph, inputs: &[Layout], copied: &[bool]) -> Placement {
     placement
 }
 
-/// Nodes that must be copied because a reader cannot take them as they lie.
+/// Nodes that must be copied because a consumer cannot read their layout.
 fn readers_that_cannot_follow(graph: &Graph, placement: &Placement, widening: bool) -> Vec<NodeId> {
     let mut copies = Vec::new();
     for id in graph.ids() {
@@ -338,7 +338,7 @@ fn readers_that_cannot_follow(graph: &Graph, placement: &Placement, widening: bo
     copies
 }
 
-/// Whether both operands of a product are casts of values that lie in memory as one 16-bit type; of sizes that kernels count.
+/// Whether both operands of a matmul are casts of values that are stored in one 16-bit type, and the sizes are supported.
 fn reads_narrow(graph: &Graph, placement: &Placement, product: NodeId) -> bool {
     let node = graph.node(product);
     let narrow = |&operand: &NodeId| {
@@ -350,7 +350,7 @@ fn reads_narrow(graph: &Graph, placement: &Placement, product: NodeId) -> bool {
     node.dtype == Dtype::F32 && node.shape.elements() < COUNTED && narrow(a).is_some() && narrow(a) == narrow(b)
 }
 
-/// Inline values serve row kernels, in the shape they were made in. A constant serves in any shape.
+/// Row kernels can read inline values in their own shape, and constants in any shape.
 fn unreadable_pattern(graph: &Graph, placement: &Placement, reader: NodeId, input: NodeId) -> Option<NodeId> {
     let source = pattern_source(graph, input);
     let is_constant = matches!(graph.node(source).op, Op::Const { .. });

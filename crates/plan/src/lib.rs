@@ -22,8 +22,8 @@
 //! ```
 //!
 //! Each module imports only those before it: vocabulary (`units` to `reason`), what a kernel costs (`draft` to
-//! `cost`), what may be a kernel and is made of what (`rules`), groups and the search for the best of them (`grouping`, `search`),
-//! plans, and what is said about them (`assess`, `recompute`). `tests/layers.rs` has the order.
+//! `cost`), which groups are legal, and their structure (`rules`), groups and the search for the best of them (`grouping`, `search`),
+//! plans, and their assessment (`assess`, `recompute`). `tests/layers.rs` has the order.
 #![forbid(unsafe_code)]
 
 mod assess;

@@ -1,6 +1,6 @@
-//! What a machine is: one number a line, each with its origin.
+//! A machine: one number per line, each with its origin.
 //!
-//! Profiles are data files (`machines/*.toml`); a user's own file has the same form. A number that a file leaves out is
+//! Profiles are data files (`machines/*.toml`); a user's own file has the same format. A number that a file omits is
 //! taken from the profile it is `based_on`, and keeps that profile's origin.
 
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ quantities! {
     DramGbps = "dram_gbps",
     /// Last-level cache, GB/s.
     CacheGbps = "cache_gbps",
-    /// Last-level cache that one tensor may take and still be there when it is read, MB.
+    /// Largest tensor that is still in the last-level cache when it is read, MB.
     CacheMb = "cache_mb",
     /// Second-level cache of all cores together, GB/s (CPU).
     InnerGbps = "inner_gbps",
@@ -65,7 +65,7 @@ quantities! {
     VectorTflops = "vector_tflops",
     /// Time between the end of one kernel and the full speed of the next, us.
     LaunchUs = "launch_us",
-    /// Of the shorter of memory and compute time, the share that the longer does not hide.
+    /// The share of the shorter of memory and compute time that does not overlap with the longer.
     Exposed = "exposed",
     /// Tensors one kernel may read and write.
     KernelArguments = "kernel_arguments",
@@ -83,7 +83,7 @@ quantities! {
     BlockSharedKb = "block_shared_kb",
     /// Threads a multiprocessor holds.
     Threads = "threads",
-    /// Occupancy from which memory runs at full speed.
+    /// Lowest occupancy with full memory bandwidth.
     FullOccupancy = "full_occupancy",
     /// Rows of a matmul tile.
     TileRows = "tile_rows",
@@ -91,16 +91,16 @@ quantities! {
     TileCols = "tile_cols",
     /// Blocks that share one load of a tile.
     Multicast = "multicast",
-    /// Rows up to which a product streams its weights and a norm may join it.
+    /// Maximum rows at which a matmul streams its weights, so that a norm may be fused.
     FewRows = "few_rows",
-    /// Columns of a row that the blocks of a cluster hold between a product and what needs whole rows of it; none where there are no
+    /// Maximum columns of a row that the blocks of a cluster hold between a matmul and work on whole rows; none without
     /// clusters.
     ClusterColumns = "cluster_columns",
     /// A barrier over all blocks of a kernel, us.
     BarrierUs = "barrier_us",
     /// Share of the matrix rate that attention reaches.
     AttentionShare = "attention_share",
-    /// Sharing a kernel among the threads, us.
+    /// Distributing a kernel over the threads, us.
     ForkUs = "fork_us",
     /// Handing out one piece of a kernel's work, ns.
     ChunkNs = "chunk_ns",
@@ -108,13 +108,13 @@ quantities! {
     DispatchNs = "dispatch_ns",
     /// Starting a row of a row kernel, ns.
     RowNs = "row_ns",
-    /// Starting the rows that are worked on together, ns.
+    /// Starting a set of rows that are processed together, ns.
     FlightNs = "flight_ns",
-    /// Finding and fetching one argument of the rows that are worked on together, ns.
+    /// Addressing and fetching one argument for a set of rows, ns.
     RowArgumentNs = "row_argument_ns",
     /// One scalar operation of a row, ns.
     RowScalarNs = "row_scalar_ns",
-    /// A vector that a row does not fill, ns beyond a full one.
+    /// A partial vector, ns beyond a full one.
     TailNs = "tail_ns",
     /// Loading or storing 16 f32 of a strip, ns.
     MoveNs = "move_ns",
@@ -150,7 +150,7 @@ quantities! {
     ProductNs = "product_ns",
     /// Packing one element of a product's operand, ns.
     PackNs = "pack_ns",
-    /// A known kernel when the numbers were fitted: how fast the machine ran that day, us (CPU).
+    /// Time of a reference kernel when the numbers were fitted, which measures the machine's speed at that time, us (CPU).
     AnchorUs = "anchor_us",
     /// Measured over predicted time of row kernels.
     CorrectRow = "correct_row",
@@ -164,7 +164,7 @@ quantities! {
     CorrectScatterAdd = "correct_scatter_add",
 }
 
-/// A number and where it comes from.
+/// A number and its origin.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Number {
@@ -189,10 +189,10 @@ pub struct Machine {
 /// Why a machine file was refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum MachineError {
-    /// Not TOML, or a key is missing or not what it must be.
+    /// Not TOML, or a key is missing or invalid.
     #[error("machine file: {0}")]
     Malformed(String),
-    /// Too large to be one.
+    /// Too large.
     #[error("machine file: expected at most {limit} bytes, got {got}")]
     TooLarge {
         /// the limit
@@ -200,7 +200,7 @@ pub enum MachineError {
         /// bytes of the file
         got: usize,
     },
-    /// A number nobody knows.
+    /// An unknown number.
     #[error("machine file: unknown number `{name}`; known are {known}")]
     UnknownNumber {
         /// as written
@@ -208,17 +208,17 @@ pub enum MachineError {
         /// all names
         known: String,
     },
-    /// A number that cannot be.
+    /// A number out of range.
     #[error("machine file: `{name}` must be {expected}, got {value}")]
     Range {
         /// the number
         name: &'static str,
         /// its range
         expected: &'static str,
-        /// what came
+        /// the value found
         value: f64,
     },
-    /// A number that this kind of machine needs.
+    /// A missing number that this kind of machine needs.
     #[error(
         "machine file: `{name}` is missing; {about} Give it, or base the file on a profile with based_on = \"...\""
     )]
@@ -279,7 +279,7 @@ impl Machine {
         Machine::parse(Machine::profile_text(name)?)
     }
 
-    /// The CPU profile as it ships, before any calibration.
+    /// The shipped CPU profile, before any calibration.
     pub fn cpu() -> Machine {
         // A test parses every profile, so the fall-back is never taken.
         Machine::profile("cpu").unwrap_or(Machine {
@@ -325,13 +325,13 @@ impl Machine {
         Ok(Machine { name: file.name, kind, numbers, based_on })
     }
 
-    /// The profile that it is or builds on, if there is one.
+    /// The profile it is, or is based on, if any.
     pub fn profile_name(&self) -> Option<&str> {
         let own = Machine::PROFILES.contains(&self.name.as_str()).then_some(self.name.as_str());
         own.or(self.based_on.as_deref())
     }
 
-    /// A number; 1 where the machine has none, which only corrections do.
+    /// A number; 1 if the machine has none, which only applies to corrections.
     pub fn get(&self, quantity: Quantity) -> f64 {
         self.numbers.get(&quantity).map_or(1.0, |number| number.value)
     }
@@ -395,23 +395,23 @@ impl Machine {
         }
     }
 
-    /// The same with a number that `fuse` learnt. What a calibration fitted is left alone.
+    /// The same with a number that `fuse` learnt. Calibrated numbers are not changed.
     pub fn learn(self, quantity: Quantity, value: f64, origin: &str) -> Result<Machine, MachineError> {
         self.with(quantity, value, &format!("{LEARNT} {origin}"))
     }
 
-    /// Whether a number may be learnt: none has it, or it was learnt before.
+    /// Whether a number may be learnt: there is none yet, or it was learnt before.
     pub fn may_learn(&self, quantity: Quantity) -> bool {
         self.numbers.get(&quantity).is_none_or(Number::is_learnt)
     }
 
-    /// The same without what was learnt.
+    /// The same without learnt numbers.
     pub fn without_learnt(mut self) -> Machine {
         self.numbers.retain(|_, number| !number.is_learnt());
         self
     }
 
-    /// What was learnt, as a data file of its own.
+    /// The learnt numbers, as a separate data file.
     pub fn learnt_text(&self) -> String {
         let mut text = format!("name = {}\n\n[numbers]\n", quoted(&self.name));
         let learnt = self.numbers().filter(|(_, number)| number.is_learnt());
@@ -419,7 +419,7 @@ impl Machine {
         text
     }
 
-    /// The same with what a file of [`Machine::learnt_text`] holds. What a calibration fitted is left alone.
+    /// The same with the numbers of a file from [`Machine::learnt_text`]. Calibrated numbers are not changed.
     pub fn with_learnt(mut self, text: &str) -> Result<Machine, MachineError> {
         let file = File::parse(text)?;
         for (name, number) in file.numbers {
@@ -432,7 +432,7 @@ impl Machine {
         Ok(self)
     }
 
-    /// The number that corrects a class of kernels by what was measured.
+    /// The number that corrects a class of kernels by measurements.
     pub fn correction(&self, kind: GroupKind) -> f64 {
         match kind {
             GroupKind::Row => self.get(Quantity::CorrectRow),
@@ -445,9 +445,9 @@ impl Machine {
     }
 }
 
-/// How the origin of a learnt number begins.
+/// The prefix of a learnt number's origin.
 const LEARNT: &str = "learnt:";
-/// How it began in version 0.1, which mixed learnt numbers with calibrated ones.
+/// The same in version 0.1, which mixed learnt numbers with calibrated ones.
 const LEARNT_BEFORE: &str = "measured over predicted, by ";
 
 impl Number {
@@ -461,7 +461,7 @@ impl Number {
 }
 
 named! {
-    /// Where the numbers of a machine come from.
+    /// The origin of a machine's numbers.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub enum Basis {
         /// Fitted on this machine by `doctor --calibrate`.
@@ -481,14 +481,14 @@ impl Quantity {
         Quantity::find(&name).ok_or_else(|| unknown(name))
     }
 
-    /// Whether it counts things: its values are whole.
+    /// Whether it is a count, with whole values.
     fn is_count(self) -> bool {
         use Quantity::*;
         let of_kernels = [KernelArguments, KernelNodes, TileRows, TileCols, Multicast, FewRows, ClusterColumns];
         of_kernels.contains(&self) || [Processors, Registers, Threads].contains(&self)
     }
 
-    /// Finite and not negative; what is divided by, above zero; what is counted, whole.
+    /// Finite and not negative; divisors above zero; counts whole.
     fn check(self, value: f64) -> Result<(), MachineError> {
         let bad = |expected| Err(MachineError::Range { name: self.name(), expected, value });
         let may_be_zero =

@@ -1,13 +1,13 @@
-//! Lifetimes of intermediate buffers, and their places in one arena.
+//! Lifetimes of intermediate buffers, and their offsets in one arena.
 
 use deuteron_graph::{Graph, NodeId};
 
 use crate::group::Group;
 
-/// Buffers start at multiples of this: what a GPU's allocations start at, and more than a cache line or the widest vector.
+/// Alignment of buffers: that of GPU allocations, which is more than a cache line or the widest vector.
 const ALIGNMENT: usize = 256;
 
-/// A buffer's place in the arena.
+/// A buffer's slot in the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
     /// whose value it holds
@@ -27,7 +27,7 @@ pub struct Slot {
 pub struct Arena {
     /// total length
     pub bytes: usize,
-    /// one a stored node that is no output
+    /// one per stored node that is not an output
     pub slots: Vec<Slot>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn arena(graph: &Graph, groups: &[Group]) -> Arena {
     Arena { bytes, slots }
 }
 
-/// A slot for each buffer that is no output, from the group that writes it to the last that reads it; not placed yet.
+/// A slot for each buffer that is not an output, from the group that writes it to the last one that reads it; not placed yet.
 fn lives(graph: &Graph, groups: &[Group]) -> Vec<Slot> {
     let mut slots: Vec<Slot> = Vec::new();
     let mut slot_of: Vec<Option<usize>> = vec![None; graph.nodes().len()];

@@ -1,10 +1,10 @@
 //! Minimum cuts of directed networks, by push-relabel.
 //!
-//! Only the cut is wanted, not the flow: the method stops when no more can reach the sink, and leaves the rest where it
-//! is. The node farthest from the sink goes first, so what arrives at a node on several ways leaves it at once: a chain
-//! of any length is one sweep. Of all minimum cuts it gives the one closest to the sink, which is unique. No recursion.
+//! Only the cut is needed, not the flow: the method stops when no more flow can reach the sink, and leaves the rest where it
+//! is. The node farthest from the sink is processed first, so flow that arrives at a node on several paths leaves it at once: a chain
+//! of any length is one sweep. Of all minimum cuts it returns the one closest to the sink, which is unique. No recursion.
 
-/// A capacity that no cut takes. `u128` holds a count of bytes above another that decides between equals.
+/// An unlimited capacity. A `u128` holds a count of bytes in its upper bits, and a tie breaker in the lower ones.
 pub(crate) const UNLIMITED: u128 = u128::MAX / 8;
 
 /// A directed network. Nodes are numbers.
@@ -21,7 +21,7 @@ pub(crate) struct Network {
 pub(crate) struct Cut {
     /// Sum of the capacities that are cut.
     pub capacity: u128,
-    /// For each node: is it on the side of the sink? As few as possible are.
+    /// For each node, whether it is on the side of the sink. As few as possible are.
     pub sink_side: Vec<bool>,
 }
 
@@ -130,7 +130,7 @@ impl Preflow {
         }
     }
 
-    /// Pushes a node's excess towards the sink, lifting it as needed. Gives the height from which to go on.
+    /// Pushes a node's excess towards the sink, lifting it as needed. Returns the height to continue from.
     fn discharge(&mut self, node: usize) -> usize {
         loop {
             while self.cursor[node] < self.starts[node + 1] {
@@ -159,7 +159,7 @@ impl Preflow {
         }
     }
 
-    /// To just above the lowest node it can push to. Where a height is left empty, the sink is out of reach from above.
+    /// Lifts it just above the lowest node it can push to. If a height becomes empty, the sink is unreachable from above.
     fn lift(&mut self, node: usize) {
         let (start, end) = (self.starts[node], self.starts[node + 1]);
         self.work += end - start;
@@ -195,7 +195,7 @@ impl Preflow {
         self.members[height].push(node);
     }
 
-    /// Makes all heights exact. Gives the greatest one of a node with excess.
+    /// Makes all heights exact. Returns the greatest one of a node with excess.
     fn measure(&mut self) -> usize {
         let distances = self.distances();
         self.active.iter_mut().chain(&mut self.members).for_each(Vec::clear);

@@ -1,14 +1,14 @@
 //! An order of groups in which producers come first, kept while groups are merged.
 //!
-//! A way from one group to another only passes groups at places between theirs, so nothing else is looked at: neither to find a
-//! third group between two, nor to mend the order after a merge. Neighbours are merged, so that is little.
+//! A path from one group to another only passes groups at positions between theirs, so only those are examined: both to find a
+//! third group between two, and to update the order after a merge. Neighbours are merged, so there are few.
 
 use std::cell::RefCell;
 
 /// Groups, what reads what, and a place for each.
 pub(crate) struct Order {
     place: Vec<usize>,
-    /// The group at each place; of places that are free now, one that was there.
+    /// The group at each position; for free positions, an earlier one.
     group_at: Vec<usize>,
     producers: Vec<Vec<usize>>,
     consumers: Vec<Vec<usize>>,
@@ -18,7 +18,7 @@ pub(crate) struct Order {
     marks: RefCell<Marks>,
 }
 
-/// Groups that a walk has come to: those with the number of the walk.
+/// Groups visited by a walk: those with the walk's number.
 struct Marks {
     walk: u64,
     of: Vec<u64>,
@@ -49,7 +49,7 @@ impl Order {
         Order { place, group_at, producers, consumers, part_of: (0..count).collect(), parts, marks }
     }
 
-    /// A group that one of the two needs and that needs the other: that of the lowest number.
+    /// The lowest-numbered group on a path between the two.
     pub fn third(&self, first: usize, second: usize) -> Option<usize> {
         let (early, late) = if self.place[first] < self.place[second] { (first, second) } else { (second, first) };
         let (lowest, highest) = (self.place[early], self.place[late]);
@@ -63,7 +63,7 @@ impl Order {
             .min()
     }
 
-    /// Makes all of some groups one, the first. No way between two of them leads through another.
+    /// Merges some groups into the first. No path between two of them leads through another group.
     pub fn merge(&mut self, groups: &[usize]) {
         let places = || groups.iter().map(|&group| self.place[group]);
         let (Some(lowest), Some(highest)) = (places().min(), places().max()) else { return };
@@ -141,7 +141,7 @@ thread_local! {
     static STEPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Neighbours looked at on this thread so far.
+/// Neighbours examined on this thread so far.
 #[cfg(test)]
 pub(crate) fn steps_taken() -> usize {
     STEPS.get()

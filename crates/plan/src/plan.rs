@@ -25,7 +25,7 @@ pub struct Refusal {
     pub producer: usize,
     /// index of the group that reads it
     pub consumer: usize,
-    /// why they are two
+    /// why they are separate
     pub reason: Reason,
 }
 
@@ -34,24 +34,24 @@ pub struct Refusal {
 pub struct Plan {
     /// how the groups were chosen
     pub strategy: Strategy,
-    /// where every value lies
+    /// the placement of every value
     pub placement: Placement,
     /// the kernels
     pub groups: Vec<Group>,
-    /// every producer and consumer that stay apart
+    /// every producer and consumer that are not fused
     pub refusals: Vec<Refusal>,
     /// intermediate buffers, by lifetime
     pub arena: Arena,
-    /// how the groups were found, where they were searched for
+    /// how the groups were found, if by a search
     pub search: Option<Search>,
 }
 
-/// Plans a graph. `inputs` are the layouts in which the graph's inputs will be handed in; empty means contiguous.
+/// Plans a graph. `inputs` are the layouts of the graph's inputs; empty means contiguous.
 pub fn plan(graph: &Graph, target: Target, strategy: Strategy, inputs: &[Layout]) -> Result<Plan, PlanError> {
     plan_pinned(graph, target, strategy, inputs, &[])
 }
 
-/// Plans a graph with fusions forced or forbidden. Pins count for the strategy `Fused` alone.
+/// Plans a graph with forced or forbidden fusions. Pins only apply to the strategy `Fused`.
 pub fn plan_pinned(
     graph: &Graph,
     target: Target,
@@ -84,7 +84,7 @@ fn finished(grouping: &Grouping, target: Target, strategy: Strategy, search: Opt
     Plan { strategy, placement: grouping.rules.placement.clone(), groups, refusals, arena, search }
 }
 
-/// Checks a graph and its inputs, and finds where every value lies.
+/// Checks a graph and its inputs, and places every value.
 pub(crate) fn check_and_place(graph: &Graph, target: Target, inputs: &[Layout]) -> Result<Placement, PlanError> {
     graph.verify()?;
     if graph.outputs().is_empty() {
@@ -99,7 +99,7 @@ pub(crate) fn check_and_place(graph: &Graph, target: Target, inputs: &[Layout]) 
     Ok(place(graph, inputs, target.catalog.widens_operands()))
 }
 
-/// Groups in the order they run, and why neighbours stay apart.
+/// Groups in the order they run, and why neighbours are not fused.
 fn finish(grouping: &Grouping, target: Target, strategy: Strategy) -> (Vec<Group>, Vec<Refusal>) {
     let order = grouping.topological();
     let mut position = vec![usize::MAX; grouping.groups.len()];
@@ -169,7 +169,7 @@ fn describe(grouping: &Grouping, target: Target, group: usize, strategy: Strateg
     Group { name, kind, structure, nodes: nodes.clone(), inputs, outputs, traffic: cost.traffic, cost }
 }
 
-/// The calls a group came from, in order, each once in a row: `add + layer_norm`, `3 gelu`.
+/// The calls of a group, in order, with repetitions counted: `add + layer_norm`, `3 gelu`.
 fn group_name(graph: &Graph, nodes: &[NodeId], strategy: Strategy) -> String {
     let mut words: Vec<(String, usize)> = Vec::new();
     let mut last_call = None;
@@ -205,7 +205,7 @@ impl Plan {
         self.groups.iter().map(|group| group.cost.total).sum()
     }
 
-    /// The plan for a person: one line per kernel, and why neighbours stay apart.
+    /// The plan as text: one line per kernel, and why neighbours are not fused.
     pub fn explain(&self) -> String {
         let mut text = String::new();
         let mut refusals: Vec<Vec<&Refusal>> = vec![Vec::new(); self.groups.len()];

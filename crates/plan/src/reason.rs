@@ -1,4 +1,4 @@
-//! Why two groups stay apart: a closed list of codes, each with its numbers, its page and its hint.
+//! Why two groups are not fused: a closed list of codes, each with its numbers, its page and its hint.
 
 use deuteron_graph::NodeId;
 use serde::Serialize;
@@ -11,7 +11,7 @@ use crate::units::Seconds;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Reason {
     /// A third group needs the first and is needed by the second.
-    #[error("another kernel stands between them, through %{}", through.index())]
+    #[error("another kernel is between them, through %{}", through.index())]
     WouldFormCycle {
         /// a node on the way
         through: NodeId,
@@ -30,7 +30,7 @@ pub enum Reason {
         /// the value
         value: NodeId,
     },
-    /// A product beside something that needs whole rows.
+    /// A matmul beside work that needs whole rows.
     #[error(
         "the matmul is {} here ({intensity:.0} flop/byte {} {ridge:.0}) and its neighbour needs whole rows: a block that computed \
          all {cols} columns of its rows could not use the tiles that {units} need ({rows} rows; up to {few} are allowed)",
@@ -38,17 +38,17 @@ pub enum Reason {
         if intensity > ridge { ">" } else { "<=" }
     )]
     WholeRows {
-        /// flops a byte of the product
+        /// flops per byte of the matmul
         intensity: f64,
-        /// flops a byte above which the matrix units limit on this machine
+        /// flops per byte above which the matrix units are the bottleneck on this machine
         ridge: f64,
-        /// rows of the product
+        /// rows of the matmul
         rows: usize,
-        /// rows up to which it would be allowed
+        /// the largest number of rows at which the fusion is allowed
         few: usize,
         /// columns that one block would have to own
         cols: usize,
-        /// what a product runs on: tensor cores, or the vector units of a CPU
+        /// the units that run the matmul: tensor cores, or the vector units of a CPU
         units: &'static str,
     },
     /// A view between them moves elements across rows or columns.
@@ -73,10 +73,10 @@ pub enum Reason {
         /// the limit
         available: usize,
     },
-    /// The strategy keeps calls apart.
+    /// The strategy does not fuse separate calls.
     #[error("this strategy does not fuse across calls")]
     Strategy,
-    /// Together they would be a kernel of too many primitives.
+    /// The fused kernel would have too many primitives.
     #[error("together they have {needed} primitives; at most {available} are allowed")]
     TooManyNodes {
         /// how many
@@ -84,7 +84,7 @@ pub enum Reason {
         /// the limit
         available: usize,
     },
-    /// No skeleton holds both kinds of kernel.
+    /// No skeleton contains both kinds of work.
     #[error("no kernel skeleton contains both {producer} and {consumer} work")]
     OtherKernel {
         /// of the producer
@@ -92,48 +92,48 @@ pub enum Reason {
         /// of the consumer
         consumer: GroupKind,
     },
-    /// Several products that share no operand.
+    /// Several matmuls without a common operand.
     #[error("{products} matmuls without a common operand would have to run one after another inside one kernel")]
     SeveralProducts {
         /// how many
         products: usize,
     },
-    /// A value that only the fused kernel would know is read elsewhere.
+    /// Another kernel reads a value that the fused kernel would not store.
     #[error("%{} would be computed in the prologue of a matmul, but another kernel reads it too", value.index())]
     ReadElsewhere {
         /// the value
         value: NodeId,
     },
-    /// The skeleton exists in the planner, and no generator for this device makes it yet.
+    /// The planner knows the skeleton, but this device has no generator for it yet.
     #[error("this version cannot generate a kernel of the form `{form}` for this device")]
     NotOffered {
         /// the skeleton
         form: &'static str,
     },
-    /// Legal, and slower than keeping them apart.
+    /// Legal, but slower than separate kernels.
     #[error("{}", slower(*extra))]
     Slower {
-        /// by so much
+        /// the difference
         extra: Seconds,
     },
-    /// Legal and generated, and known to be slower than separate kernels for a reason that the cost model does not see.
+    /// Legal and generated, but slower than separate kernels for a reason that the cost model does not include.
     #[error("separate kernels are faster: {why}")]
     Drawback {
         /// the reason
         why: &'static str,
     },
-    /// Excluded by the user's pins.
+    /// Excluded by --force or --forbid.
     #[error("excluded by --forbid or --force")]
     Forbidden,
-    /// Computed again in the backward part, so that the forward part need not keep it.
+    /// The backward pass recomputes it, so that the forward pass need not store it.
     #[error("the backward pass recomputes %{}, so that the forward pass need not store it", value.index())]
     Recomputed {
-        /// the copy
+        /// the recomputed value
         value: NodeId,
     },
 }
 
-/// Ties are no decision against a fusion; what is shorter than the clock shows is called one.
+/// A difference below the resolution of measurements is reported as a tie.
 fn slower(extra: Seconds) -> String {
     match extra.us() {
         us if us < 0.05 => "legal, but the best plan with it is no faster".to_string(),
@@ -165,7 +165,7 @@ impl Reason {
         }
     }
 
-    /// What a person can do about it.
+    /// What the user can do about it.
     pub fn hint(&self) -> &'static str {
         page(self.code()).map_or("", |page| page.hint)
     }
@@ -204,7 +204,7 @@ pub const PAGES: &[Page] = &[
     Page {
         code: "E-PLAN-002",
         title: "rows or columns differ",
-        meaning: "A row kernel runs over one number of rows and columns. A value with another number of rows, or with another \
+        meaning: "A row kernel has one number of rows and one number of columns. A value with another number of rows, or with another \
                   number of columns than 1, has no element at the same position.",
         example: "a = relu x[4,8] ; b = relu y[2,8] ; out a b",
         hint: "reshape so that both run over the same rows and columns, if the computation allows it",
@@ -306,7 +306,7 @@ pub const PAGES: &[Page] = &[
         meaning: "The best plan with this fusion is slower than the best plan without it: it costs more in arithmetic, parallelism or \
                   other fusions than it saves in bytes and launches.",
         example: "",
-        hint: "force it with --force to see the price",
+        hint: "use --force to see the price",
     },
     Page {
         code: "E-PLAN-015",

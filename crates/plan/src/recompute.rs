@@ -1,40 +1,40 @@
-//! Store or recompute: what passes from forward to backward, decided by bytes.
+//! Store or recompute: which values forward stores for backward, decided by bytes.
 //!
-//! Backward reads values that forward made. Each is *kept*, or made *again* in backward from others that are. A minimum
-//! cut between what cannot be made again and what backward reads gives the choice of fewest bytes; among equals, the
-//! one that makes the fewest values again. Compulsory bytes are all that is counted, `|v|` being those of the buffer of
+//! Backward reads values that forward computed. Each is *kept* (stored), or made *again* (recomputed) in backward from kept ones. A minimum
+//! cut between values that cannot be recomputed and values that backward reads gives the choice with the fewest bytes; among equals, the
+//! one that recomputes the fewest values. Only compulsory bytes are counted, where `|v|` is the size of the buffer of
 //! `v`: views are followed to the buffer they look into, which counts once. Constants, index patterns and random masks
-//! are made by every reader and cost nothing. Products, sums over rows, scatters and opaque operations are never
-//! repeated; inputs need not be. Where a row op of backward waits for no product after the value, forward and backward
-//! can be one kernel, and nothing passes: a loss and its gradient.
+//! are recomputed by every reader and cost nothing. Matmuls, sums over rows, scatters and opaque operations are never
+//! repeated, and inputs need not be. If no matmul is between a value and a row op of backward, forward and backward
+//! can be one kernel, and nothing is stored: a loss and its gradient.
 //!
-//! **[`Saving::Traffic`]** counts what is written for backward alone and what backward reads:
+//! **[`Saving::Traffic`]** counts bytes written only for backward, and bytes that backward reads:
 //!
 //! ```text
 //! kept:   |v| unless forward stores v anyway  +  |v| for each row kernel of backward that reads it, if only for a copy
 //! again:  nothing; what it is made from is read by the kernel that makes it, and was counted there
 //! ```
 //!
-//! This holds if the copy lives in the registers of its reader, so only values that make such copies are candidates:
-//! - No product, scatter or concatenation of backward reads it. Those take operands from memory, so the copy would be
+//! This assumes that the copy is in registers of its reader, so only values with such copies are candidates:
+//! - No matmul, scatter or concatenation of backward reads it. Those read operands from memory, so the copy would be
 //!   written, and keeping is never worse: at most `|v|` is written, and nothing is read to make it.
-//! - Everything that reads it, copies included, can be one kernel: it is in one wave, with no product in between. Else
-//!   a residual stream whose summands are narrower than their sum would be added up again from its beginning in each
+//! - Everything that reads it, copies included, can be one kernel: it is in one wave, with no matmul in between. Otherwise
+//!   a residual stream whose summands are narrower than their sum would be recomputed from its beginning in each
 //!   layer.
-//! - It is no row reduction: a number a row is not worth a pass over the row, which no count of bytes shows.
+//! - It is not a row reduction: one number per row does not justify a pass over the row, a cost that bytes do not show.
 //!
-//! **[`Saving::Memory`]** counts what stays alive between the two parts:
+//! **[`Saving::Memory`]** counts bytes alive between the two parts:
 //!
 //! ```text
 //! kept:   |v| unless it is handed out, and so stays alive anyway
 //! again:  nothing; what it is made from stays alive, and was counted there
 //! ```
 //!
-//! and among equals what is written for backward alone: `|v|` of what is kept and forward would not store.
-//! That forward stores `v` for a reader of its own does not matter: keeping prolongs its life to its last reader in
-//! backward. A copy is made before its first reader and lives until the last, so it must not be read all over backward:
-//! a value with a row op for a reader on the far side of a product (a residual stream) is no candidate. So a chain of
-//! copies never crosses a product, and the copies alive together are those between two products.
+//! and among equals bytes written only for backward: `|v|` of kept values that forward would not store otherwise.
+//! Whether forward stores `v` for its own readers does not matter: keeping extends its lifetime to its last reader in
+//! backward. A copy is made before its first reader and lives until the last, so its readers must not be spread over backward:
+//! a value with a row op as a reader beyond a matmul (a residual stream) is not a candidate. So a chain of
+//! copies never crosses a matmul, and the copies alive together are those between two matmuls.
 
 mod account;
 mod boundary;
@@ -49,13 +49,13 @@ use boundary::Boundary;
 use candidates::Candidates;
 pub use candidates::Saving;
 
-/// A choice of what is kept and what is made again.
+/// A choice of values to keep and values to recompute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recompute {
-    /// forward values that backward makes again, and the views of them that it needs: what
-    /// [`deuteron_graph::recompute`] takes
+    /// forward values that backward recomputes, and the views of them that it needs: the argument of
+    /// [`deuteron_graph::recompute`]
     pub again: Vec<NodeId>,
-    /// buffers that stay alive, with their sizes; inputs and outputs do so anyway
+    /// buffers that stay alive, with their sizes, without inputs and outputs
     pub kept: Vec<(NodeId, Bytes)>,
     /// with everything kept
     pub before: Passed,
@@ -63,8 +63,8 @@ pub struct Recompute {
     pub after: Passed,
 }
 
-/// Chooses. Nodes from `first_backward` on are backward; `stored_forward` says which values forward would write to
-/// memory were there no backward ([`stored_when_fused`] where no plan is at hand).
+/// Chooses the values. Nodes from `first_backward` on are backward; `stored_forward` says which values forward would write to
+/// memory without backward ([`stored_when_fused`] if there is no plan).
 pub fn store_or_recompute(
     graph: &Graph,
     first_backward: usize,
@@ -80,8 +80,8 @@ pub fn store_or_recompute(
     Recompute { again: with_views(&boundary, &is_again), kept, before, after }
 }
 
-/// For each forward node: would forward write it to memory if every row op shared a kernel with all it can? Products
-/// and their operands, outputs, and what a row op on the far side of a product reads.
+/// For each forward node, whether forward would write it to memory with all row ops fused as far as possible: matmuls
+/// and their operands, outputs, and operands of row ops beyond a matmul.
 pub fn stored_when_fused(graph: &Graph, first_backward: usize) -> Vec<bool> {
     let first_backward = first_backward.min(graph.nodes().len());
     let boundary = Boundary::new(graph, first_backward, &|_| false);
@@ -98,7 +98,7 @@ pub fn stored_when_fused(graph: &Graph, first_backward: usize) -> Vec<bool> {
     stored
 }
 
-/// The values made again, with the views of them that backward or a copy reads.
+/// The recomputed values, with the views of them that backward or a copy reads.
 fn with_views(boundary: &Boundary, is_again: &[bool]) -> Vec<NodeId> {
     let graph = boundary.graph;
     let mut listed = vec![false; boundary.first_backward];

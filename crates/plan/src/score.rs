@@ -8,9 +8,9 @@
 //! | complexity | 0.1 | primitives `p` of the kernel | `max(0, 1 - p / 32)`: thirty-two fill a page | `p < 32` |
 //! | maintainability | 0.1 | who writes the kernel | 0.7 generated row kernel, 0.6 generated epilogue, 0.4 hand-written template, 1 nothing to write | generated: 0.5 or more |
 //!
-//! The launch criterion asks what the kernels that disappear are made of: a short kernel that is mostly launch is worth removing, a
-//! long one saves next to nothing that way. A fusion that is not legal has 0 in the last three. The verdict is FUSE if it is legal and
-//! the score is at least 0.6. Weights and thresholds are those of [`Scoring`]; a user may give others.
+//! The launch criterion considers the kernels that disappear: removing a short kernel that is mostly launch overhead pays, removing a
+//! long one saves almost nothing. An illegal fusion has 0 in the last three. The verdict is FUSE if it is legal and
+//! the score is at least 0.6. Weights and thresholds are those of [`Scoring`]; a user may supply others.
 
 use serde::Deserialize;
 
@@ -19,10 +19,10 @@ use crate::kind::GroupKind;
 use crate::machine::MachineKind;
 use crate::units::{Bytes, Seconds};
 
-/// The least share of generated code that the last criterion asks for: a hand-written template is below, all else above.
+/// The threshold of the last criterion: a hand-written template is below it, everything else above.
 pub const MAINTAINABILITY_THRESHOLD: f64 = 0.5;
 
-/// Occupancy together, over the least apart, from which a product loses nothing.
+/// Occupancy of the fused kernel, relative to the lowest separate one, above which a matmul is not slower.
 const OCCUPANCY_KEPT: f64 = 0.9;
 
 /// One number per criterion.
@@ -37,21 +37,21 @@ pub struct Weights {
     pub registers: f64,
     /// size of the kernel
     pub complexity: f64,
-    /// who writes it
+    /// whether it is generated or hand-written
     pub maintainability: f64,
 }
 
-/// What a criterion asks for.
+/// The threshold of each criterion.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Thresholds {
-    /// share of the bytes that a fusion should save
+    /// minimum share of bytes saved
     pub bandwidth: f64,
-    /// share of the shorter kernels' time that launches are
+    /// minimum share of launch overhead in the shorter kernels' time
     pub launch: f64,
-    /// registers below which a row kernel is fine
+    /// maximum registers of a row kernel
     pub registers: f64,
-    /// primitives that fill a page
+    /// maximum number of primitives
     pub complexity: f64,
 }
 
@@ -85,17 +85,17 @@ pub enum ScoringError {
     /// Not TOML, or a key is missing or unknown.
     #[error("weights: {0}")]
     Malformed(String),
-    /// A number that cannot be.
+    /// A number out of range.
     #[error("weights: `{name}` must be {expected}, got {value}")]
     Range {
         /// the key
         name: &'static str,
         /// its range
         expected: &'static str,
-        /// what came
+        /// the value found
         value: f64,
     },
-    /// Weights of something else than a whole.
+    /// Weights that do not add up to 1.
     #[error("weights: the five weights must add up to 1, got {0}")]
     Sum(f64),
 }
@@ -138,19 +138,21 @@ impl Scoring {
         Ok(scoring)
     }
 
-    /// What each criterion asks for, in words, in the order of [`NAMES`].
+    /// The requirement of each criterion as text, in the order of [`NAMES`].
     pub fn asks(&self) -> [String; 5] {
         let Thresholds { bandwidth, launch, registers, complexity } = self.thresholds;
         [
             format!("more than {:.0} % of the bytes saved", 100.0 * bandwidth),
             format!("launches are more than {:.0} % of the time of all kernels but the longest", 100.0 * launch),
-            format!("fewer than {registers} registers, of products and attention {OCCUPANCY_KEPT} of the occupancy"),
+            format!(
+                "fewer than {registers} registers; for matmuls and attention, {OCCUPANCY_KEPT} of the occupancy kept"
+            ),
             format!("fewer than {complexity} primitives"),
             "generated, not written by hand".to_string(),
         ]
     }
 
-    /// The value that each criterion asks for, in the order of [`NAMES`].
+    /// The threshold of each criterion, in the order of [`NAMES`].
     pub fn thresholds(&self) -> [f64; 5] {
         let Thresholds { bandwidth, launch, registers, complexity } = self.thresholds;
         [bandwidth, launch, registers, complexity, MAINTAINABILITY_THRESHOLD]
@@ -167,14 +169,14 @@ impl Weights {
     }
 }
 
-/// What a score is computed from.
+/// The inputs of a score.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evidence<'a> {
     /// of the machine
     pub machine: MachineKind,
-    /// what the kernels cost apart
+    /// the cost of the separate kernels
     pub apart: Vec<&'a Cost>,
-    /// what the kernel that holds them would cost
+    /// the cost of the fused kernel
     pub together: Option<&'a Cost>,
     /// its kind; `None` if it is not legal
     pub kind: Option<GroupKind>,
@@ -189,7 +191,7 @@ pub struct Evidence<'a> {
 pub struct Criterion {
     /// from 0 to 1
     pub score: f64,
-    /// whether it gives what it is asked for
+    /// whether it meets its threshold
     pub passes: bool,
 }
 
@@ -204,7 +206,7 @@ pub struct Score {
     pub registers: Criterion,
     /// size of the kernel
     pub complexity: Criterion,
-    /// who writes it
+    /// whether it is generated or hand-written
     pub maintainability: Criterion,
     /// the weighted sum
     pub total: f64,
@@ -212,7 +214,7 @@ pub struct Score {
     pub bandwidth_saving: f64,
     /// launch time saved over the time of all kernels but the longest
     pub launch_saving: f64,
-    /// occupancy together over the least apart
+    /// occupancy of the fused kernel over the lowest separate one
     pub occupancy_ratio: f64,
     /// whether the verdict is FUSE
     pub fuse: bool,
@@ -267,7 +269,7 @@ pub fn score(evidence: &Evidence, scoring: &Scoring) -> Score {
     }
 }
 
-/// Launch time that one kernel saves, over the time of the kernels that disappear: all but the longest.
+/// Launch time saved, relative to the time of the kernels that disappear: all except the longest.
 fn launch_saving(evidence: &Evidence) -> f64 {
     let sum = |of: fn(&Cost) -> Seconds| evidence.apart.iter().map(|cost| of(cost).0).sum::<f64>();
     let longest = evidence.apart.iter().map(|cost| cost.total.0).fold(0.0, f64::max);

@@ -4,7 +4,7 @@ use std::fmt;
 
 use deuteron_graph::{Graph, NodeId, Op, Shape};
 
-/// The rows and columns a row kernel runs over.
+/// The rows and columns per row kernel runs over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Space {
     /// product of the leading axes

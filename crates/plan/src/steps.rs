@@ -1,4 +1,4 @@
-//! An epilogue as named steps: read off the calls that its nodes come from, when a family of kernels asks for it.
+//! An epilogue as named steps, derived from the calls of its nodes when a kernel family needs it.
 
 use deuteron_graph::{BinaryOp, Call, Callee, Composite, Dtype, Graph, NodeId, Op};
 
@@ -13,7 +13,7 @@ pub enum Step<'a> {
     Round {
         /// to this type
         to: Dtype,
-        /// what comes of it
+        /// its result
         result: NodeId,
     },
     /// another value is added
@@ -27,7 +27,7 @@ pub enum Step<'a> {
     Activation {
         /// which one
         function: Composite,
-        /// what comes of it
+        /// its result
         result: NodeId,
     },
     /// a norm of whole rows
@@ -37,11 +37,11 @@ pub enum Step<'a> {
         /// the normed rows
         result: NodeId,
     },
-    /// anything else; no step after it is read
+    /// anything else; later steps are not read
     Other,
 }
 
-/// The steps of the epilogue of a draft; none where it has none. An epilogue of several values begins with [`Step::Other`].
+/// The steps of a draft's epilogue; none if it has none. An epilogue of several values starts with [`Step::Other`].
 pub fn epilogue_steps<'a>(draft: &Draft<'a>) -> Vec<Step<'a>> {
     match draft.structure.chain().map(|chain| &chain.epilogue) {
         Some(Side { nodes, crossing, .. }) if !nodes.is_empty() => match crossing.as_slice() {

@@ -1,4 +1,4 @@
-//! Strategies: how much is merged.
+//! Strategies: how much is fused.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use deuteron_graph::named;
 use crate::error::PlanError;
 
 named! {
-    /// How much is merged. All come from one mechanism; they differ in what may share a kernel.
+    /// How much is fused. All strategies use one mechanism, and differ in what may share a kernel.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub enum Strategy {
         /// One kernel per primitive.

@@ -1,9 +1,9 @@
-//! What a plan is for.
+//! The target of a plan.
 
 use crate::catalog::{Catalog, Primitives};
 use crate::machine::Machine;
 
-/// What a plan is for: a machine, and the code generation it has.
+/// The target of a plan: a machine and its code generation.
 #[derive(Clone, Copy)]
 pub struct Target<'a> {
     /// its numbers
@@ -13,7 +13,7 @@ pub struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// A machine for which every structure is taken to have a kernel.
+    /// A machine with the assumption that every structure has a kernel.
     pub fn conceivable(machine: &'a Machine) -> Target<'a> {
         Target { machine, catalog: &Primitives }
     }

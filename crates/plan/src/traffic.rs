@@ -35,7 +35,7 @@ pub struct ReadValue {
     pub cols: usize,
 }
 
-/// What a draft reads from outside, each slice once.
+/// The external reads of a draft, each slice once.
 pub fn reads(draft: &Draft) -> Vec<ReadValue> {
     let (graph, placement) = (draft.graph, draft.placement);
     let mut seen: Vec<(NodeId, usize)> = Vec::new();
@@ -61,13 +61,13 @@ pub fn reads(draft: &Draft) -> Vec<ReadValue> {
     all
 }
 
-/// The traffic of a kernel. What an operation that is only described says of itself counts; what it moves beyond its
-/// results, it reads.
+/// The traffic of a kernel. For an opaque operation its stated bytes count; bytes beyond its
+/// results count as reads.
 pub fn traffic(draft: &Draft) -> Traffic {
     traffic_of(draft, &reads(draft))
 }
 
-/// The same of what it reads.
+/// The same for its reads.
 pub(crate) fn traffic_of(draft: &Draft, reads: &[ReadValue]) -> Traffic {
     let read: Bytes = reads.iter().map(|value| value.bytes).sum();
     let bytes = |&id: &NodeId| Bytes(draft.graph.node(written(draft.graph, id)).bytes() as u64);
@@ -82,13 +82,13 @@ pub(crate) fn traffic_of(draft: &Draft, reads: &[ReadValue]) -> Traffic {
     }
 }
 
-/// What is written for a result: itself, or the new rows of a cache.
+/// Bytes written for a result: all of it, or the new rows of a cache.
 pub(crate) fn written(graph: &Graph, id: NodeId) -> NodeId {
     let node = graph.node(id);
     if let Op::Append { .. } = node.op { node.inputs[1] } else { id }
 }
 
-/// Distinct elements under the value's strides; of a gathered table only the rows that are picked.
+/// Distinct elements under the value's strides; for a gathered table only the selected rows.
 fn bytes_read(graph: &Graph, reader: NodeId, value: NodeId, placement: &Placement) -> Bytes {
     let node = graph.node(value);
     // What a widening cast reads is narrow.

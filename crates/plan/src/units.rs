@@ -47,7 +47,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// So many bytes, or operations, a second.
+/// Bytes or operations per second.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub struct Rate {
     /// a second
@@ -117,6 +117,7 @@ impl Sum for Seconds {
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.us().abs() {
+            us if us < 0.05 => write!(f, "0.0 us"),
             us if us < 1000.0 => write!(f, "{:.1} us", self.us()),
             us if us < 1e6 => write!(f, "{:.2} ms", self.us() / 1e3),
             _ => write!(f, "{:.2} s", self.0),

@@ -1,6 +1,6 @@
-//! What one launch computes, counted.
+//! The work of one launch, counted.
 
-/// Kinds of vector arithmetic, by what they cost.
+/// Classes of vector arithmetic, by cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
     /// a load or a store of a strip
@@ -40,7 +40,7 @@ impl Class {
         Class::Column,
     ];
 
-    /// Floating point operations an element, as a GPU's vector units spend them.
+    /// Floating point operations per element, as a GPU's vector units spend them.
     pub fn flops(self) -> f64 {
         match self {
             Class::Move => 0.0,
@@ -56,18 +56,18 @@ impl Class {
 /// Lanes of the vectors that [`Work`] counts.
 pub const LANES: usize = 16;
 
-/// What one launch computes.
+/// The work of one launch.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Work {
     /// vectors of [`LANES`] elements that each class works on; a part of a vector counts as one
     pub vectors: [f64; Class::ALL.len()],
-    /// vectors that are not full, one at the end of a row at most: they are masked
+    /// partial vectors, at most one at the end of each row, which are masked
     pub tails: f64,
     /// scalar operations, all rows together
     pub row_scalars: f64,
-    /// rows that are started one by one; 0 in a kernel that does not care for rows
+    /// rows that are started one by one; 0 in an elementwise kernel
     pub rows: f64,
-    /// sets of rows that are worked on together
+    /// sets of rows that are processed together
     pub flights: f64,
     /// arguments read or written along the row, all sets of rows together
     pub row_arguments: f64,
@@ -81,9 +81,9 @@ pub struct Work {
     pub last_chunk: f64,
     /// elements of column sums that are added up at the end, on one thread
     pub finished: f64,
-    /// whether what is written goes past the caches
+    /// whether results use streaming stores
     pub streams: bool,
-    /// bytes a kernel touches from which that is so; 0 where it never is
+    /// bytes touched above which it uses streaming stores; 0 if it never does
     pub stream_from: f64,
     /// elements moved one by one by a strided copy
     pub copied: f64,
@@ -91,11 +91,11 @@ pub struct Work {
     pub scattered: f64,
     /// pieces of a table's rows that are written
     pub cleared: f64,
-    /// products of a batch, each cut into blocks
+    /// matmuls of a batch, each divided into blocks
     pub products: f64,
     /// flops of matrix products
     pub matrix_flops: f64,
-    /// the same with the sides that a block does not fill rounded up to what the machine computes
+    /// the same with partial tiles rounded up to what the machine computes
     pub padded_flops: f64,
     /// elements of operands and results that blocks of products copy
     pub packed: f64,
@@ -105,16 +105,16 @@ pub struct Work {
     pub matrix_rows: usize,
     /// row-sized values alive at once
     pub live_rows: usize,
-    /// how long blocks of a GPU's kernel wait for others of it, in meetings of all of them
+    /// waits between blocks of a GPU kernel, in barriers over all blocks
     pub waits: f64,
-    /// time of the kernel, its launch included, where its family has a formula that was fitted to measured kernels: the family chooses among
+    /// time of the kernel, including its launch, if its family has a formula fitted to measured kernels: the family chooses among
     /// its kernels by it, so the planner takes the same number instead of its own estimate
     pub microseconds: Option<f64>,
-    /// why separate kernels are faster although the numbers above do not show it: a search does not take it
+    /// why separate kernels are faster although the numbers above do not show it: a search does not choose it
     pub drawback: Option<&'static str>,
-    /// what every worker does for itself before its share of the rest
+    /// work that every worker repeats before its share of the rest
     pub each: Option<Box<Work>>,
-    /// what is begun when all of the rest is done, and is shared anew: a product of attention's kernel, or what follows a product
+    /// work that starts after all of the rest and is distributed again: a matmul in attention's kernel, or work after a matmul
     pub next: Option<Box<Work>>,
 }
 
@@ -136,7 +136,7 @@ impl Work {
         vectors * LANES as f64 + self.row_scalars + others
     }
 
-    /// Flops of matrix products, those of what follows among them.
+    /// Flops of matmuls, including those of the following phase.
     pub fn all_matrix_flops(&self) -> f64 {
         self.matrix_flops + self.next.as_ref().map_or(0.0, |next| next.all_matrix_flops())
     }

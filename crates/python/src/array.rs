@@ -1,4 +1,4 @@
-//! Results for operands that came by DLPack: memory of ours that speaks it too.
+//! Results for operands passed by DLPack: our memory, which also supports DLPack.
 
 use std::sync::Mutex;
 

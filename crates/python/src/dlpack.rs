@@ -1,4 +1,4 @@
-//! DLPack: how libraries of arrays hand memory to each other (the structures of its version 0.8, which all of them give).
+//! DLPack, by which array libraries exchange memory (the structures of version 0.8, which all of them support).
 
 use std::ffi::{CStr, c_void};
 
@@ -134,7 +134,7 @@ unsafe fn described(tensor: &Tensor) -> Described {
     let rank = usize::try_from(tensor.axes).unwrap_or(0);
     let numbers = |from: *const i64| match rank == 0 || from.is_null() {
         true => &[][..],
-        // SAFETY: the protocol says that there are so many sizes, and as many strides where there are any.
+        // SAFETY: the protocol says that there are this many sizes, and as many strides where there are any.
         false => unsafe { std::slice::from_raw_parts(from, rank) },
     };
     let strides = (!tensor.strides.is_null()).then(|| numbers(tensor.strides));
@@ -197,7 +197,7 @@ impl Exchange {
         }
         let mut seen = Seen { dtype: tensor.dtype, rank, sizes: [0; MAX_RANK], strides: [0; MAX_RANK], element };
         for axis in 0..rank {
-            // SAFETY: the protocol says that there are so many of both.
+            // SAFETY: the protocol says that there are this many of both.
             (seen.sizes[axis], seen.strides[axis]) = unsafe { (*tensor.shape.add(axis), *tensor.strides.add(axis)) };
         }
         Some(seen)
@@ -211,7 +211,7 @@ impl Exchange {
             return None;
         }
         for axis in 0..seen.rank {
-            // SAFETY: the protocol says that there are so many of both.
+            // SAFETY: the protocol says that there are this many of both.
             let numbers = unsafe { (*tensor.shape.add(axis), *tensor.strides.add(axis)) };
             if numbers != (seen.sizes[axis], seen.strides[axis]) {
                 return None;

@@ -53,7 +53,7 @@ pub(crate) fn engine(py: Python<'_>, place: Place) -> PyResult<Engine> {
     let now = generation();
     let stale = engines.as_ref().is_none_or(|(of, _)| *of != now);
     if stale && let Some(old) = engines.replace((now, HashMap::new())) {
-        // Its threads are not in this process: nobody would answer when they are told to stop.
+        // Its threads are not in this process and cannot be stopped.
         std::mem::forget(old);
     }
     let Some((_, open)) = engines.as_mut() else { return Err(failed("no engines")) };

@@ -1,9 +1,9 @@
-//! What the Python package runs on: [`Program`]s over tensors of PyTorch, arrays of NumPy and whatever speaks DLPack, and the
+//! The native part of the Python package: [`Program`]s over PyTorch tensors, NumPy arrays and objects with DLPack, and the
 //! command.
 //!
-//! A call reads the address, shape and strides of each operand, finds what was compiled for such ([`program`]), has the library of
+//! A call reads the address, shape and strides of each operand, finds the executable compiled for them ([`program`]), has the library of
 //! the first operand allocate the results, and runs on all of them in place. Memory of Python's libraries is borrowed for
-//! the run alone; nothing here copies or keeps it.
+//! the run only; nothing here copies or keeps it.
 //!
 //! - **One operator for everything.** Ops and graphs of users go through the same two operators of torch, forward and backward, whose first
 //!   argument is text; a new op of the catalogue needs no glue, and a compiled graph shows what it is.

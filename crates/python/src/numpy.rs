@@ -93,7 +93,7 @@ pub(crate) fn empty<'py>(
         Element::Of(Dtype::I32) => "int32",
         Element::Of(Dtype::I8) => "int8",
         Element::Of(Dtype::Bool) => "bool",
-        // NumPy itself has none; whoever brought an operand of it has its dtype.
+        // NumPy itself has none; the library of the operand has its dtype.
         Element::Of(_) => "",
     };
     let dtype =

@@ -1,4 +1,4 @@
-//! What a Python object is as an operand: where it lies, and how.
+//! A Python object as an operand: its memory and layout.
 
 use deuteron::{Dtype, Layout, MAX_RANK, Shape, Span};
 use pyo3::prelude::*;
@@ -52,7 +52,7 @@ impl Element {
     }
 }
 
-/// Whose object it is, and so who allocates results beside it.
+/// The library of the object, which also allocates results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Library {
     Torch,

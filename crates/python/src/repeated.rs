@@ -1,5 +1,5 @@
-//! A call like the last one of its program: plain tensors of torch on the CPU, of the same types, sizes and strides, where nobody
-//! looks at calls of torch. It needs no signature, no lookup and no lists: a softmax of 1x64 takes 4.2 us where the general way takes
+//! The fast path for a call like the last one of its program: plain torch tensors on the CPU, of the same types, sizes and strides, where nothing
+//! intercepts torch calls. It needs no signature, no lookup and no lists: a softmax of 1x64 takes 4.2 us where the general path takes
 //! 5.3, of which torch takes 0.7 to allocate the result.
 
 use std::sync::{Arc, PoisonError};

@@ -1,4 +1,4 @@
-//! A call on operands that are there: results are allocated and the call is run on memory of the caller.
+//! Runs a call on concrete operands: allocates results and runs on the caller's memory.
 
 use std::sync::{Arc, PoisonError};
 

@@ -1,5 +1,5 @@
-//! What a call demands of its states, which kernels write to in place: memory that may be written to, lies as the graph says, and is no
-//! other operand's. Everything else is refused, since an update would be lost or would change what nobody named.
+//! Requirements of states, which kernels write in place: writable memory in the layout of the graph that is not shared with any
+//! other operand. Everything else is refused, since an update would be lost or would change other data.
 
 use deuteron::Span;
 use pyo3::intern;

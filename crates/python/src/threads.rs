@@ -57,7 +57,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// At most so many threads from now on.
+/// At most this many threads from now on.
 #[pyfunction]
 pub(crate) fn set_num_threads(threads: i64) -> PyResult<()> {
     let cores = cores();

@@ -133,7 +133,7 @@ impl Watches {
 /// How operands are to be met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// at once: plain tensors, and nobody else wants to know
+    /// directly: plain tensors, without interception by torch
     Plain,
     /// so that a gradient can be taken: plain tensors
     Differentiated,

@@ -1,17 +1,17 @@
-//! How far each element of a result may lie from the reference.
+//! Error bounds: the largest allowed distance of each element of a result from the reference.
 //!
 //! `bound = max(z k deviation, 2 |rounded - exact|) + slack`
 //!
 //! - `z` is 5, and more in a tensor of more than 1024 elements: the largest of many errors is larger (`deviations`).
-//! - `deviation` is what a running error analysis of the graph gives for the element: every rounding to a storage type, every
+//! - `deviation` is the result of a running error analysis of the graph for the element: every rounding to a storage type, every
 //!   function and every sum in `f32`, carried through all that follows (`spread.rs`).
-//! - `rounded` is one run that stores every value in its dtype. It has the errors that are no matter of chance, such as a
+//! - `rounded` is one run that stores every value in its dtype. It has the errors that are not random, such as a
 //!   constant that is rounded the same way everywhere. Where its errors are larger than the analysis expects, because
 //!   errors that were taken for independent are not, `k` is by how much (root mean square over the tensor); else 1.
 //! - `slack` is the reach of decisions: comparisons, roundings to integers (`slack.rs`). It is all there is for `i8`,
 //!   `f8e4m3`, `i32` and `bool`.
 //!
-//! What is exact in every kernel has bound 0.
+//! Values that are exact in every kernel have bound 0.
 
 use deuteron_graph::{Dtype, Graph, memory};
 
@@ -38,7 +38,7 @@ pub struct Bounded {
     pub bounds: Vec<f64>,
 }
 
-/// A tensor held against the reference.
+/// A tensor compared with the reference.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Comparison {
     /// Largest error as a share of its element's bound. The tensor is right iff this is at most 1.
@@ -62,7 +62,7 @@ pub struct Shares {
     pub within: [u64; Shares::LIMITS.len()],
     /// Elements outside of their bound.
     pub wrong: u64,
-    /// Elements that no bound is known for.
+    /// Elements without a known bound.
     pub unbounded: u64,
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn bounded_by(
 }
 
 impl Bounded {
-    /// Holds a result of the same shape against the reference.
+    /// Compares a result of the same shape with the reference.
     pub fn compare(&self, got: &Array) -> Comparison {
         assert_eq!(self.exact.shape, got.shape, "a result of the shape of the reference");
         let mut comparison =
@@ -186,7 +186,7 @@ impl Errors {
     }
 }
 
-/// Deviations that an error in a tensor of so many elements may be off: an error of a normal distribution that is larger is as unlikely in a
+/// Deviations that an error in a tensor of this many elements may be off: an error of a normal distribution that is larger is as unlikely in a
 /// large tensor as in one of [`FEW`].
 fn deviations(elements: usize) -> f64 {
     let times = elements.max(FEW) as f64 / FEW as f64;

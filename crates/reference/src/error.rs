@@ -1,9 +1,9 @@
-//! Why a graph could not be interpreted.
+//! Errors of the interpreter.
 
 use deuteron_graph::Shape;
 use deuteron_graph::memory::OutOfMemory;
 
-/// What is wrong with the values handed to the interpreter.
+/// Invalid inputs of the interpreter.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ReferenceError {
     /// Too few or too many inputs.
@@ -11,7 +11,7 @@ pub enum ReferenceError {
     InputCount {
         /// inputs of the graph
         expected: usize,
-        /// arrays handed in
+        /// arrays given
         got: usize,
     },
     /// An input of another shape.
@@ -40,7 +40,7 @@ pub enum ReferenceError {
         /// how much
         bytes: usize,
     },
-    /// An operation that is only described.
+    /// An opaque operation.
     #[error("`{name}` is opaque: it can be analysed, not run; replace it by operations the graph knows")]
     Opaque {
         /// the operation
@@ -53,7 +53,7 @@ pub enum ReferenceError {
         op: &'static str,
         /// the node
         node: usize,
-        /// what was asked for
+        /// the index
         index: f64,
         /// rows of the table, or places where the rows fit
         rows: usize,

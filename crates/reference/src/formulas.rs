@@ -1,6 +1,6 @@
-//! The composites, straight from their formulas, in plain loops over rows.
+//! The composites, computed directly from their formulas in plain loops over rows.
 //!
-//! Nothing here looks at an expansion: this is the second opinion that catches a wrong one.
+//! Nothing here uses an expansion: this is the independent check that finds a wrong one.
 
 use deuteron_graph::{Activation, Composite, Dtype, Mask, Shape};
 

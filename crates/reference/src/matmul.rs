@@ -13,7 +13,7 @@ use crate::store::Store;
 use crate::strided::{CHUNK, Strided};
 use crate::threads::in_pieces;
 
-/// Rows of a tile: with two vectors a row, 12 accumulators leave room for operands in 16 registers.
+/// Rows of a tile: with two vectors per row, 12 accumulators leave room for operands in 16 registers.
 const TILE_ROWS: usize = 6;
 /// Inner length of a panel: a panel of B (256 x 16 values) takes 32 KiB, most of a first-level cache.
 const PANEL_DEPTH: usize = 256;

@@ -1,4 +1,4 @@
-//! What one step of a kernel adds to the error of a value, as a standard deviation.
+//! The contribution of one step of a kernel to the error of a value, as a standard deviation.
 //!
 //! A rounding to nearest is off by up to half a spacing, evenly: a deviation of `1 / sqrt(12)` spacings. Functions are as good
 //! as the kernels' libraries promise; sums are accumulated in `f32`.

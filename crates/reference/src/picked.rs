@@ -1,7 +1,7 @@
-//! Matmuls whose right operand a gather picks, a matrix for each row of the left one: experts.
+//! Matmuls whose right operand is gathered, one matrix per row of the left one: experts.
 //!
-//! What is picked is as large as all rows times a matrix. It is made and multiplied for some rows at a time; their results, with slack and
-//! spread, are put together.
+//! The gathered matrices are as large as all rows times a matrix. They are computed and multiplied for some rows at a time; the results, with slack and
+//! spread, are concatenated.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) struct Picked {
     rows: usize,
 }
 
-/// Matmuls with such operands of more than so many elements. These are left out of the nodes that are computed, and what they read is kept for
+/// Matmuls with such operands of more than this many elements. These are left out of the nodes that are computed, and what they read is kept for
 /// the matmuls.
 pub(crate) fn picked_operands(graph: &Graph, last_use: &mut [Option<usize>], most: usize) -> HashMap<usize, Picked> {
     let mut readers = vec![0usize; graph.nodes().len()];

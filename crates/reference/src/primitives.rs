@@ -1,11 +1,11 @@
 //! The interpreter: every primitive of a graph in `f64`, in order.
 //!
 //! - `Exact`: the mathematics. Only casts to `i8` and `f8e4m3` round, since that is their meaning.
-//! - `Analysed`: the same, and beside each value how far a kernel may lie from it (`slack.rs`, `spread.rs`), which takes most of the time.
+//! - `Analysed`: the same, with the allowed error of a kernel for each value (`slack.rs`, `spread.rs`), which takes most of the time.
 //! - `Storage`: every node's value is rounded to its dtype, as if each were stored; sums are accumulated in `f32`, and
 //!   functions are as good as a kernel's library promises.
 //!
-//! A value is freed after its last use. Large matrices that are picked for rows are never there all at once (`picked.rs`).
+//! A value is freed after its last use. Large gathered matrices never exist all at once (`picked.rs`).
 
 use std::collections::HashMap;
 
@@ -54,7 +54,7 @@ pub fn interpret(graph: &Graph, inputs: &[Array], rounding: Rounding) -> Result<
     memory::caught(|| interpret_picking(graph, inputs, rounding, PICKED))?
 }
 
-/// The same, with at most so many elements of matrices that are picked for rows at once.
+/// The same, with at most this many elements of matrices that are picked for rows at once.
 pub(crate) fn interpret_picking(
     graph: &Graph,
     inputs: &[Array],

@@ -1,8 +1,8 @@
-//! Slack: how far an element may lie from the reference because a decision could have fallen the other way.
+//! Slack: the allowed error of an element because of an undecided branch.
 //!
-//! A comparison of two computed values that are equal within the reach of rounding is a near tie: a kernel may take the
-//! other branch of the select that follows and still be right. So is a rounding to integers near a half. Slack is born
-//! there and carried through every primitive after it; it is `None` (zero everywhere) in almost every tensor.
+//! A comparison of two computed values that are equal within rounding errors is a near tie: a kernel may take the
+//! other branch of the following select and still be right. So is a rounding to integers near a half. Slack originates
+//! there and is carried through every later primitive; it is `None` (zero everywhere) in almost every tensor.
 
 use deuteron_graph::{BinaryOp, Dtype, Node, Op, ReduceOp, UnaryOp, View, memory};
 use rayon::prelude::*;
@@ -176,7 +176,7 @@ fn through_select(node: &Node, operands: &[&Value]) -> Strided<'static> {
     let inputs = [condition, a, b, &slacks[0], &slacks[1], &slacks[2], &offs[0], &offs[1]];
     map(&node.shape, inputs, Store::PLAIN, |[condition, a, b, unsure, a_slack, b_slack, a_off, b_off]| {
         if unsure > 0.0 {
-            // The other branch is rounded as well, and what follows may not see it from here.
+            // The other branch is rounded as well, which later operations cannot see from here.
             change(a, b) + a_slack.max(b_slack) + DEVIATIONS * a_off.max(b_off)
         } else if condition != 0.0 {
             a_slack

@@ -1,4 +1,4 @@
-//! Where results go: into a buffer that an earlier value has left, rounded if the caller says so.
+//! Storage of results: in the buffer of an earlier value if possible, rounded on request.
 
 use std::sync::{Mutex, PoisonError};
 

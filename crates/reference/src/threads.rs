@@ -1,4 +1,4 @@
-//! Which threads the loops of the reference run on.
+//! The threads of the reference's loops.
 
 use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;

@@ -1,4 +1,4 @@
-//! A computed node: its elements, and how far a kernel may lie from them.
+//! A computed node: its elements, and their allowed errors.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -16,13 +16,13 @@ const GRID: &str = "#e3e7ec";
 const COLOURS: [&str; 4] = ["#0b6bb3", "#9a5200", "#00755a", "#7a3e9d"];
 const FONT: &str = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif";
 
-/// Points drawn of a curve, at most: more are no finer on the screen, and a run may have millions of steps.
+/// Maximum number of points per curve: more would not be visible, and a run may have millions of steps.
 const MOST_POINTS: usize = 2000;
 
-/// Ticks of an axis, about.
+/// Approximate number of ticks per axis.
 const TICKS: f64 = 6.0;
 
-/// A named line through points. Those that are no numbers are left out.
+/// A named line through points. Points that are NaN or infinite are left out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curve<'a> {
     /// in the legend
@@ -69,7 +69,7 @@ pub fn curves_svg(title: &str, axis: &str, curves: &[Curve<'_>]) -> String {
     )
 }
 
-/// Numbers onto pixels.
+/// Maps numbers to pixels.
 struct Scale {
     low: f64,
     high: f64,

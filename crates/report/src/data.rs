@@ -158,7 +158,7 @@ struct SourceColumns {
     ops: Vec<usize>,
 }
 
-/// Distinct sources: a kernel that fusion left alone is in both plans.
+/// Distinct sources: a kernel that fusion did not change is in both plans.
 #[derive(Default)]
 struct Sources {
     list: Vec<SourceColumns>,

@@ -19,9 +19,9 @@ pub struct Diff {
     pub texts: Vec<TextChange>,
     /// plans that changed
     pub plans: Vec<PlanChange>,
-    /// kernels of the chosen plan that came, went or changed
+    /// kernels of the chosen plan that were added, removed or changed
     pub kernels: Vec<KernelChange>,
-    /// candidates whose verdict, choice, score or reason changed, and those that came or went
+    /// candidates whose verdict, choice, score or reason changed, and those that were added or removed
     pub candidates: Vec<CandidateChange>,
     /// numbers of the machine that changed
     pub machine: Vec<NumberChange>,
@@ -58,7 +58,7 @@ pub struct TextChange {
     pub new: String,
 }
 
-/// A plan that changed; what stayed is none.
+/// A plan that changed; unchanged fields are none.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PlanChange {
     /// naive, eager, unfused, greedy, chosen, conceivable
@@ -84,7 +84,7 @@ pub enum Event {
     Changed,
 }
 
-/// A kernel of the chosen plan that came, went or changed.
+/// A kernel of the chosen plan that was added, removed or changed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct KernelChange {
     /// its name
@@ -93,7 +93,7 @@ pub struct KernelChange {
     pub size: String,
     /// what happened to it
     pub event: Event,
-    /// launches, 0 where it is not
+    /// launches; 0 in a plan without it
     pub launches: Option<Change>,
     /// bytes of a launch
     pub bytes: Option<Change>,
@@ -112,7 +112,7 @@ pub struct CandidateChange {
     pub kind: String,
     /// which of the candidates with these operations, from 0
     pub occurrence: usize,
-    /// whether it came, went or changed
+    /// whether it was added, removed or changed
     pub event: Event,
     /// what changed in words: verdict, chosen, code
     pub texts: Vec<TextChange>,
@@ -127,9 +127,9 @@ pub struct CandidateChange {
 pub struct NumberChange {
     /// its name
     pub name: String,
-    /// what it was; none where it is new
+    /// the old value; none if it is new
     pub old: Option<f64>,
-    /// what it is; none where it is gone
+    /// the new value; none if it was removed
     pub new: Option<f64>,
     /// by how much it changed
     pub percent: Option<f64>,
@@ -147,7 +147,7 @@ pub fn diff(old: &Analysis, new: &Analysis) -> Diff {
     }
 }
 
-/// The change of a number; none if it is the same up to rounding. Two figures that are no numbers are the same.
+/// The change of a number; none if it is equal up to rounding. Two NaNs are equal.
 fn change(old: f64, new: f64) -> Option<Change> {
     let same = old == new || (old.is_nan() && new.is_nan()) || (old - new).abs() <= 1e-9 * old.abs().max(new.abs());
     // An infinite bound would make every number the same as infinity.
@@ -273,7 +273,7 @@ fn event<T>(old: &Option<T>, new: &Option<T>) -> Option<Event> {
     }
 }
 
-/// Items of both lists that have the same key, with which of the items of that key they are, in order of key.
+/// Items of both lists paired by key and by position among the items of that key, in order of key.
 fn pairs<'a, T, K: Ord + Clone>(
     old: &'a [T],
     new: &'a [T],

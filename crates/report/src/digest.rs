@@ -1,7 +1,7 @@
-//! SHA-256: of bytes that come in pieces, and in base64, as a Content-Security-Policy names the one script and the one style sheet it
-//! lets in.
+//! SHA-256 of bytes in pieces, and in base64, as a Content-Security-Policy names the one script and the one style sheet that it
+//! allows.
 //!
-//! With that the page needs no `unsafe-inline`: markup that slipped through the escaping could still run nothing.
+//! So the page needs no `unsafe-inline`: even markup that escaped escaping could not run a script.
 
 /// `sha256-...`, as a policy spells it, without quotes.
 pub(crate) fn source_hash(text: &str) -> String {
@@ -10,7 +10,7 @@ pub(crate) fn source_hash(text: &str) -> String {
     format!("sha256-{}", base64(&digest.finish()))
 }
 
-/// The SHA-256 of bytes that come in pieces.
+/// An incremental SHA-256.
 #[derive(Debug, Clone)]
 pub struct Sha256 {
     state: [u32; 8],
@@ -26,12 +26,12 @@ impl Default for Sha256 {
 }
 
 impl Sha256 {
-    /// Of no bytes yet.
+    /// A digest of no bytes.
     pub fn new() -> Sha256 {
         Sha256 { state: START, rest: Vec::with_capacity(BLOCK), bytes: 0 }
     }
 
-    /// Takes the bytes that follow.
+    /// Adds bytes.
     pub fn update(&mut self, mut bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         if !self.rest.is_empty() {

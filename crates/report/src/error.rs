@@ -1,12 +1,12 @@
-//! What can be wrong with text handed to this crate.
+//! Errors in text given to this crate.
 
 use thiserror::Error;
 
 /// Text that could not be read as an analysis or as a list of expectations.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ReportError {
-    /// The text is longer than any analysis.
-    #[error("the analysis has {bytes} bytes, more than the {limit} that are read")]
+    /// The text is too long.
+    #[error("the analysis has {bytes} bytes; at most {limit} are read")]
     TooLarge {
         /// length of the text
         bytes: usize,
@@ -23,8 +23,8 @@ pub enum ReportError {
         /// what is wrong there
         problem: String,
     },
-    /// The analysis was written in another version of the form.
-    #[error("the analysis has form {found}, this version reads form {expected}: run `analyze` again")]
+    /// The analysis has another format version.
+    #[error("the analysis has format {found}, but this version reads format {expected}: run `analyze` again")]
     Version {
         /// its version
         found: u64,
@@ -41,9 +41,9 @@ pub enum ReportError {
         /// what is wrong with it
         problem: String,
     },
-    /// A line of expectations fits the graph in too many ways to look at each.
+    /// A line of expectations matches the graph in too many ways to check.
     #[error(
-        "expectations, line {line}: `{text}` fits the graph in too many ways: name fewer operations, or use labels"
+        "expectations, line {line}: `{text}` matches the graph in too many ways: name fewer operations, or use labels"
     )]
     TooBroad {
         /// line, from 1

@@ -1,4 +1,4 @@
-//! Foreign text inside markup and inside the data block of the page.
+//! Escaping of untrusted text in markup and in the data block of the page.
 
 /// Text for an element or a quoted attribute, in HTML and in XML. Characters that XML does not allow become U+FFFD.
 pub(crate) fn markup(text: &str) -> String {
@@ -22,7 +22,7 @@ pub(crate) fn markup(text: &str) -> String {
 
 /// JSON that may stand in a `<script>` element: no character in it can end the element or open a comment.
 ///
-/// In JSON these characters occur inside strings alone, so the escape does not change what is read.
+/// In JSON these characters occur only inside strings, so escaping them does not change the parsed value.
 pub(crate) fn script_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len() + json.len() / 50);
     for character in json.chars() {

@@ -1,16 +1,16 @@
-//! Expectations: what a reader wants fused or kept apart, as lines of text, held against an analysis.
+//! Expectations: lines of text that state what must be fused or kept apart, checked against an analysis.
 //!
 //! ```text
-//! # the norm must take the activation in
+//! # the activation must be in the norm's kernel
 //! fused: layer_norm, gelu
 //! fused add + layer_norm
 //! all fused: add, layer_norm
 //! not fused: matmul, layer_norm
 //! ```
 //!
-//! Producer first. The names are those of operations, or the labels a user gave. A line speaks of every place of the
-//! graph where each operation but the first reads one named before it. Operations are fused where the chosen plan
-//! computes them in one launch. `fused` asks for one such place, `all fused` for all of them, `not fused` for none.
+//! Producer first. Names are those of operations, or labels that the user gave. A line matches every place of the
+//! graph where each operation except the first reads one named before it. Operations are fused if the chosen plan
+//! computes them in one launch. `fused` requires one such place, `all fused` requires all of them, `not fused` none.
 
 use std::fmt;
 
@@ -19,10 +19,10 @@ use serde::Serialize;
 use crate::neighbours::{Neighbours, distance};
 use crate::{Analysis, Candidate, ReportError};
 
-/// Steps of search a line may take. GPT-2 XL with gradients needs a few thousand for four names.
+/// Maximum search steps per line. GPT-2 XL with gradients needs a few thousand for four names.
 const MOST_STEPS: usize = 2_000_000;
 
-/// How many pairs or names a violation proposes.
+/// Maximum number of pairs or names that a violation suggests.
 const SUGGESTIONS: usize = 5;
 
 /// An expectation that the analysis does not meet.
@@ -32,9 +32,9 @@ pub struct Violation {
     pub line: usize,
     /// what was expected: `fused: layer_norm, gelu`
     pub expected: String,
-    /// what came
+    /// the value found
     pub outcome: Outcome,
-    /// positions in `ops` of the place it speaks of; empty where there is none
+    /// positions in `ops` of the place it refers to; empty if there is none
     pub at: Vec<usize>,
     /// code of the reason the planner gave, `OK` where it is legal; empty where it gave none
     pub code: String,
@@ -45,27 +45,27 @@ pub struct Violation {
 /// What came instead of what was expected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub enum Outcome {
-    /// fused was expected, and they are in kernels of their own
+    /// expected fused, but they are in separate kernels
     Apart {
         /// launches of the chosen plan that compute them
         launches: Vec<usize>,
-        /// in how many places they are apart
+        /// number of places where they are separate
         apart: usize,
-        /// of how many places
+        /// number of places
         places: usize,
     },
-    /// apart was expected, and one kernel computes them
+    /// expected separate, but one kernel computes them
     Fused {
         /// that launch
         launch: usize,
         /// its kernel
         kernel: String,
     },
-    /// no operations of these names follow each other
+    /// no consecutive operations have these names
     NoSuchNeighbours {
-        /// a name that no operation has, if that is why
+        /// a name that no operation has, if that is the cause
         unknown: Option<String>,
-        /// the nearest that the graph has
+        /// the most similar names of the graph
         nearest: Vec<String>,
     },
 }
@@ -76,7 +76,7 @@ impl fmt::Display for Violation {
         match &self.outcome {
             Outcome::Apart { launches, apart, places } => {
                 let launches: Vec<String> = launches.iter().map(ToString::to_string).collect();
-                write!(f, "apart in {apart} of {places} places, first in launches {}", launches.join(", "))?;
+                write!(f, "separate in {apart} of {places} places, first in launches {}", launches.join(", "))?;
             }
             Outcome::Fused { launch, kernel } => write!(f, "fused in launch {launch}, `{kernel}`")?,
             Outcome::NoSuchNeighbours { unknown, nearest } => {
@@ -100,10 +100,10 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Holds an analysis against expectations, one a line; the module's documentation shows the format.
+/// Checks an analysis against expectations, one per line; the module's documentation shows the format.
 ///
-/// What is not met comes back in the order of the lines. An expectation about operations that are no neighbours is not
-/// met, whatever it asks: a misspelt name must not pass.
+/// Returns the violations in the order of the lines. An expectation about operations that are not neighbours is not
+/// met, whatever it requires: a misspelt name must not pass.
 pub fn expect(analysis: &Analysis, text: &str) -> Result<Vec<Violation>, ReportError> {
     let neighbours = Neighbours::of(analysis);
     let mut violations = Vec::new();
@@ -215,7 +215,7 @@ fn split_names(text: &str) -> Vec<&str> {
     names
 }
 
-/// The places of the graph that a line speaks of.
+/// The places of the graph that a line matches.
 #[derive(Default)]
 struct Places {
     count: usize,
@@ -224,7 +224,7 @@ struct Places {
     first_apart: Option<Vec<usize>>,
 }
 
-/// All ways to pick an operation for every name such that each but the first reads one picked before it. Nothing if
+/// All ways to pick an operation for every name such that each except the first reads one picked before it. Nothing if
 /// that takes too long.
 fn places(neighbours: &Neighbours<'_>, names: &[&str]) -> Option<Places> {
     let mut places = Places::default();
@@ -270,7 +270,7 @@ fn pick(
     Some(())
 }
 
-/// The sheet of the first neighbours among these operations whose fate the planner explains.
+/// The sheet of the first neighbours among these operations that the planner gives a reason for.
 fn reason<'a>(analysis: &'a Analysis, neighbours: &Neighbours<'_>, at: &[usize]) -> Option<&'a Candidate> {
     let mut best: Option<&Candidate> = None;
     for (&producer, &reader) in at.iter().zip(at.iter().skip(1)) {

@@ -18,10 +18,10 @@ pub fn schema() -> String {
 
 /// Reads an analysis from its JSON form.
 ///
-/// The numbers are taken as they are: whoever wrote the file may have written an operation that reads one that does not
-/// exist, and everything in this crate copes with it.
+/// The numbers are not validated: an edited file may contain an operation that reads one that does not
+/// exist, and everything in this crate handles that.
 pub fn parse(text: &str) -> Result<Analysis, ReportError> {
-    /// Read first: a file of another version should be told apart from a broken one.
+    /// Read first, to distinguish a file of another version from a broken one.
     #[derive(Deserialize)]
     struct Version {
         schema: u64,

@@ -1,10 +1,10 @@
-//! Operations by name, and who reads whose result.
+//! Operations by name, with the readers of each result.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Analysis, OpSheet};
 
-/// The operations with their readers. Positions count from 0 in `ops`, whatever an operation says of its own.
+/// The operations with their readers. Positions count from 0 in `ops`; an operation's own index is not used.
 pub(crate) struct Neighbours<'a> {
     pub(crate) ops: &'a [OpSheet],
     readers: Vec<Vec<usize>>,
@@ -54,7 +54,7 @@ impl<'a> Neighbours<'a> {
     }
 }
 
-/// How many letters must be changed, put in or left out to make one word of the other.
+/// The edit distance of two words: letters changed, inserted or removed.
 pub fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();

@@ -3,28 +3,29 @@
 use crate::units::{digits, time};
 use crate::{Analysis, Candidate, KernelSheet};
 
-/// The most that is listed.
+/// Maximum number of suggestions.
 const MOST: usize = 6;
 
-/// Refused fusions that are listed.
+/// Maximum number of refused fusions listed.
 const REFUSALS: usize = 2;
 
 /// A kind of kernel whose predictions are off by more than this is worth a calibration.
 const POOR: f64 = 0.3;
 
-/// Sentences that say what to do next.
+/// Suggestions for what to do next.
 pub fn next_steps(analysis: &Analysis) -> Vec<String> {
     let mut steps: Vec<String> = Vec::new();
     if analysis.machine.basis == "guessed" {
         steps.push(
-            "Numbers of this machine are guessed from another one: `deuteron doctor --calibrate` measures them.".into(),
+            "The numbers of this machine are estimated from another one: `deuteron doctor --calibrate` measures them."
+                .into(),
         );
     }
     steps.extend(poorly_predicted(analysis));
     if analysis.measured.is_none() && analysis.profiled.is_none() {
         steps.push(
-            "Nothing has run yet: `deuteron fuse` with the same graph verifies this plan and times it on the machine \
-             at hand."
+            "Nothing has run yet: `deuteron fuse` with the same graph verifies and times this plan on the current \
+             machine."
                 .into(),
         );
     }
@@ -52,32 +53,27 @@ fn poorly_predicted(analysis: &Analysis) -> Option<String> {
     })
 }
 
-/// The kernel that takes the most time, and what would help it.
+/// The kernel that takes the most time, and what would make it faster.
 fn longest(analysis: &Analysis) -> Option<String> {
     let all = |sheet: &KernelSheet| sheet.measured_us.unwrap_or(sheet.cost.us) * sheet.launches.len() as f64;
     let total: f64 = analysis.after.iter().map(all).filter(|us| us.is_finite()).sum();
     let kernel =
         analysis.after.iter().filter(|sheet| all(sheet).is_finite()).max_by(|a, b| all(a).total_cmp(&all(b)))?;
     let share = 100.0 * all(kernel) / total;
-    let help = match kernel.cost.bound.as_str() {
-        "memory" => "only fewer bytes help: a narrower dtype, or a neighbour in the same kernel",
-        "cache" => "fewer passes over the cache help: larger tiles, or a narrower dtype",
-        "matrix" => "a narrower dtype or fewer flops help",
-        "vector" => "fewer or cheaper operations per element help",
-        "launch" => "a larger batch or one CUDA graph for all launches helps",
+    let (limit, help) = match kernel.cost.bound.as_str() {
+        "memory" => ("memory bandwidth", "only fewer bytes help: a narrower dtype, or a neighbour in the same kernel"),
+        "cache" => ("cache bandwidth", "fewer passes over the cache help: larger tiles, or a narrower dtype"),
+        "matrix" => ("its matrix units", "a narrower dtype or fewer flops help"),
+        "vector" => ("its vector units", "fewer or cheaper operations per element help"),
+        "launch" => ("launch overhead", "a larger batch or one CUDA graph for all launches helps"),
         _ => return None,
     };
-    share.is_finite().then(|| {
-        format!(
-            "{} takes {} % of the time and is limited by {}; {help}.",
-            kernel.name,
-            digits(share),
-            kernel.cost.bound
-        )
-    })
+    share
+        .is_finite()
+        .then(|| format!("{} takes {} % of the time and is limited by {limit}; {help}.", kernel.name, digits(share)))
 }
 
-/// Fusions that are refused for a reason that something can be done about, those of the longest kernels first.
+/// Refused fusions that the user can do something about, those of the longest kernels first.
 fn refused(analysis: &Analysis) -> Vec<String> {
     let weight = |one: &Candidate| one.values.us_apart * one.count as f64;
     // Some reasons can only be accepted, and their hint says so.

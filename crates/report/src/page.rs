@@ -17,7 +17,7 @@ const ICON: &str = include_str!("../page/icon.svg");
 const STYLES: [&str; 3] =
     [include_str!("../page/theme.css"), include_str!("../page/layout.css"), include_str!("../page/charts.css")];
 
-/// The scripts, in order: each uses only what stands above it.
+/// The scripts, in order: each uses only those before it.
 const SCRIPTS: [&str; 17] = [
     include_str!("../page/format.js"),
     include_str!("../page/elements.js"),
@@ -65,7 +65,7 @@ pub fn html(analysis: &Analysis) -> String {
     })
 }
 
-/// Replaces every `{{name}}` of the template, in one pass: what is put in is never looked at again.
+/// Replaces every `{{name}}` of the template in one pass: inserted text is not searched again.
 fn fill(template: &str, value: impl Fn(&str) -> String) -> String {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;

@@ -1,11 +1,11 @@
-//! The analysis as plain data: what the JSON form holds, what the page shows, what a diff compares.
+//! The analysis as plain data: the contents of the JSON form, the page and the diff.
 //!
-//! Repeated layers are listed once. A [`KernelSheet`] or a [`Candidate`] stands for all its equals, with their number.
+//! Repeated layers are listed once. A [`KernelSheet`] or a [`Candidate`] stands for all equal ones, with their number.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What `analyze` found. The JSON form has these fields; `docs/analysis.schema.json` describes them.
+/// The result of `analyze`. The JSON form has these fields; `docs/analysis.schema.json` describes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Analysis {
     /// version of this form: 2
@@ -26,19 +26,19 @@ pub struct Analysis {
     pub plans: Plans,
     /// every operation of the graph that some kernel computes, in order
     pub ops: Vec<OpSheet>,
-    /// kernels of the plan that fusing starts from, equal ones once
+    /// kernels of the plan that fusing starts from, equal ones listed once
     pub before: Vec<KernelSheet>,
-    /// kernels of the chosen plan, equal ones once
+    /// kernels of the chosen plan, equal ones listed once
     pub after: Vec<KernelSheet>,
     /// how candidates are scored
     pub scoring: ScoringSheet,
-    /// every pair of neighbours and every template, equal ones once
+    /// every pair of neighbours and every template, equal ones listed once
     pub candidates: Vec<Candidate>,
-    /// candidates for which the score and the plan say different things
+    /// candidates for which score and plan disagree
     pub disagreements: Vec<Disagreement>,
     /// fusions that the user forced or forbade
     pub pins: Vec<PinSheet>,
-    /// where verdicts turn, if that was asked for
+    /// sizes at which verdicts change, if requested
     pub flips: Vec<Flip>,
     /// store or recompute between forward and backward, for graphs with gradients
     pub recompute: Option<RecomputeSheet>,
@@ -49,7 +49,7 @@ pub struct Analysis {
     pub memory: Option<MemorySheet>,
     /// predicted beside measured, once `fuse` has measured
     pub measured: Option<MeasuredSheet>,
-    /// by what kernels were counted, once `profile` has run
+    /// how kernels were profiled, once `profile` has run
     #[serde(default)]
     pub profiled: Option<ProfiledSheet>,
     /// notes for the reader: near misses of an import, opaque operations
@@ -59,19 +59,19 @@ pub struct Analysis {
 /// The plans side by side.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Plans {
-    /// a kernel a primitive
+    /// a kernel per primitive
     pub naive: PlanSheet,
-    /// a kernel a composite, attention as scores, mask, softmax, product
+    /// a kernel per composite, attention as scores, mask, softmax, product
     pub eager: PlanSheet,
-    /// a kernel a builder call
+    /// a kernel per builder call
     pub unfused: PlanSheet,
-    /// the same with values computed again in backward instead of kept, where the chosen plan does that: fusing starts from here
+    /// the same with values recomputed in the backward pass instead of stored, if the chosen plan does that: fusing starts from here
     pub recomputed: Option<PlanSheet>,
     /// neighbours merged in order wherever it is legal
     pub greedy: PlanSheet,
-    /// the cheapest plan of what can be generated for this machine or, where that was asked for, of every skeleton
+    /// the cheapest plan of kernels that can be generated for this machine or, if requested, of every skeleton
     pub chosen: PlanSheet,
-    /// the cheapest plan if every skeleton existed, where that differs
+    /// the cheapest plan with every skeleton, if it differs
     pub conceivable: Option<PlanSheet>,
 }
 
@@ -106,9 +106,9 @@ pub struct SearchSheet {
     pub parts: usize,
     /// parts that differ: the others were planned already
     pub distinct_parts: usize,
-    /// how far the plan may be above the best, as a share of it; 0 when it is optimal
+    /// upper bound of the plan's distance from the optimum, relative to it; 0 if the plan is optimal
     pub gap: f64,
-    /// in words: `optimal among 42 groups, 97 states`
+    /// as text: `optimal among 42 groups, 97 states`
     pub text: String,
 }
 
@@ -153,22 +153,22 @@ pub struct KernelSheet {
     pub tensors: Vec<TensorSheet>,
     /// what one launch costs
     pub cost: CostSheet,
-    /// of a kernel of the chosen plan: microseconds that one launch saves over the kernels it replaces; those of all launches add up to
-    /// what the plan saves
+    /// for a kernel of the chosen plan, microseconds that one launch saves over the kernels it replaces; the savings of all launches add up to
+    /// the saving of the plan
     pub gain_us: Option<f64>,
     /// whether code for it can be generated here
     pub realizable: bool,
-    /// which of the ways to compute it is taken, in words: `tiles of 128 x 192, two warpgroups in turn, 4 stages`, `cuBLASLt`; empty where
-    /// there is one way alone, or no code
+    /// the kernel variant, as text: `tiles of 128 x 192, two warpgroups in turn, 4 stages`, `cuBLASLt`; empty if
+    /// there is only one, or no code
     #[serde(default)]
     pub variant: String,
-    /// how it is cut and how it fills a GPU, of a matmul by a kernel of ours
+    /// for a matmul by one of our kernels: its tiles, and how they fill the GPU
     pub tiles: Option<TileSheet>,
     /// generated source, each line with the operation it came from; empty if there is none
     pub source: Vec<SourceLine>,
     /// median of the measured times of its launches, if it was measured
     pub measured_us: Option<f64>,
-    /// registers a thread, as the compiler reports them, if it was compiled
+    /// registers per thread, as the compiler reports them, if it was compiled
     pub measured_registers: Option<u32>,
     /// what one launch did, if it was profiled
     #[serde(default)]
@@ -186,7 +186,7 @@ pub struct TensorSheet {
     pub written: bool,
 }
 
-/// What one launch did, as counted; none where the source has no such number. Means over the launches of equal kernels.
+/// Hardware counters of one launch; none if the source does not provide the number. Means over the launches of equal kernels.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct CounterSheet {
     /// microseconds, as the profiler times it
@@ -195,21 +195,21 @@ pub struct CounterSheet {
     pub read: Option<f64>,
     /// bytes written to main memory
     pub written: Option<f64>,
-    /// bytes of the lines that missed the last-level cache, where reads and writes are not told apart
+    /// bytes of the lines that missed the last-level cache, where reads and writes are not distinguished
     pub missed: Option<f64>,
     /// share of the accesses to the last-level cache, the L2 of a GPU, that hit
     pub cache_hits: Option<f64>,
-    /// share of a multiprocessor's warps: of a profiler those that were active, of a driver those that fit
+    /// occupancy: the share of a multiprocessor's warps that were active (profiler) or that fit (driver)
     pub occupancy: Option<f64>,
-    /// registers a thread
+    /// registers per thread
     pub registers: Option<f64>,
-    /// bytes of shared memory a block
+    /// bytes of shared memory per block
     pub shared: Option<f64>,
-    /// share of the cycles in which the tensor cores worked
+    /// share of the cycles in which the tensor cores were active
     pub tensor: Option<f64>,
     /// share of the cycles in which a scheduler issued an instruction
     pub issue: Option<f64>,
-    /// instructions a cycle, of a CPU
+    /// instructions per cycle, of a CPU
     pub instructions_per_cycle: Option<f64>,
 }
 
@@ -220,7 +220,7 @@ pub struct CostSheet {
     pub read: u64,
     /// bytes written
     pub written: u64,
-    /// of the bytes read and written, those that lie in the last-level cache
+    /// the part of the bytes read and written that is in the last-level cache
     pub cached: u64,
     /// bytes read again, from the last-level cache
     pub reread: u64,
@@ -230,9 +230,9 @@ pub struct CostSheet {
     pub vector_flops: u64,
     /// flops over unique bytes
     pub intensity: f64,
-    /// registers a thread, estimated; 0 on a CPU
+    /// registers per thread, estimated; 0 on a CPU
     pub registers: u32,
-    /// bytes of shared memory a block; 0 on a CPU
+    /// bytes of shared memory per block; 0 on a CPU
     pub shared: u64,
     /// share of the threads a multiprocessor can hold; 1 on a CPU
     pub occupancy: f64,
@@ -252,7 +252,7 @@ pub struct CostSheet {
     pub vector_us: f64,
     /// predicted microseconds
     pub us: f64,
-    /// what limits it: launch, memory, cache, matrix, vector
+    /// its bottleneck: launch, memory, cache, matrix, vector
     pub bound: String,
 }
 
@@ -265,7 +265,7 @@ pub struct SourceLine {
     pub op: String,
 }
 
-/// How a matmul is cut into tiles, and how these fill a GPU.
+/// The tiles of a matmul, and how they fill the GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TileSheet {
     /// the instructions that multiply: `wgmma`, `mma.sync`, `fma`, `dp4a`
@@ -274,27 +274,27 @@ pub struct TileSheet {
     pub rows: usize,
     /// columns of a tile
     pub columns: usize,
-    /// stages of operands in shared memory; none where operands do not pass through a ring of them
+    /// pipeline stages of operands in shared memory; none without such a pipeline
     pub stages: Option<usize>,
     /// blocks of a cluster; 1 where there are none
     pub cluster: u32,
     /// blocks of a launch
     pub blocks: u64,
-    /// tiles over which persistent blocks walk; none where every block has one
+    /// tiles that persistent blocks process; none if every block has one tile
     pub walked: Option<u64>,
     /// threads of a block
     pub threads: u32,
     /// bytes of shared memory of a block
     pub shared: u32,
-    /// registers a thread, on average where warps hand them over; see `registers_from`
+    /// registers per thread, on average if warps reallocate them; see `registers_from`
     pub registers: u32,
-    /// where `registers` comes from: `compiled`, or `bound`, the most that the kernel lets the compiler take
+    /// the origin of `registers`: `compiled`, or `bound`, the limit that the kernel sets for the compiler
     pub registers_from: String,
-    /// share of a multiprocessor's threads that are there at once
+    /// occupancy: the share of a multiprocessor's threads that are resident
     pub occupancy: f64,
-    /// how often all multiprocessors are filled with tiles
+    /// number of waves of tiles
     pub waves: f64,
-    /// share of the places in these waves, the last one counted whole, that have a tile
+    /// share of the slots of all waves, including the whole last one, that hold a tile
     pub wave_efficiency: f64,
 }
 
@@ -315,9 +315,9 @@ pub struct Candidate {
     pub verdict: String,
     /// whether the chosen plan fuses it
     pub chosen: bool,
-    /// whether some plan fuses it: `--force` works
+    /// whether some plan fuses it, so that `--force` works
     pub forceable: bool,
-    /// operations of the kernel that holds it, where it is no kernel by itself
+    /// operations of the kernel that contains it, if it is not a kernel by itself
     pub within: Option<Vec<String>>,
     /// whether a kernel for it can be generated here
     pub realizable: bool,
@@ -325,14 +325,14 @@ pub struct Candidate {
     pub reason: ReasonSheet,
     /// each criterion, 0 to 1
     pub criteria: Criteria,
-    /// whether each criterion gives what it is asked for
+    /// whether each criterion meets its threshold
     pub passes: Passes,
     /// the values behind the criteria
     pub values: CriteriaValues,
-    /// microseconds of the best plan without it less those of the best plan with it, each of the `count` on its own: below 0 where the
-    /// plan keeps it apart. Not to be added up: `gain_us` is. None where no plan has it, or searching again takes too long.
+    /// microseconds of the best plan without it minus those of the best plan with it, for one of the `count`: negative if the
+    /// plan keeps it apart. These do not add up; `gain_us` does. None if no plan has it, or if another search would take too long.
     pub worth_us: Option<f64>,
-    /// where it is a whole kernel of the chosen plan, the microseconds that one saves over the kernels it replaces
+    /// if it is a whole kernel of the chosen plan, the microseconds that one such kernel saves over the kernels it replaces
     pub gain_us: Option<f64>,
 }
 
@@ -343,7 +343,7 @@ pub struct ReasonSheet {
     pub code: String,
     /// one sentence, with numbers
     pub text: String,
-    /// what to do about it; empty where nothing is to be done
+    /// what to do about it; empty if nothing can be done
     pub hint: String,
 }
 
@@ -363,13 +363,13 @@ pub struct CriterionSheet {
     pub name: String,
     /// its share of the score
     pub weight: f64,
-    /// the value it asks for
+    /// its threshold
     pub threshold: f64,
-    /// what it asks for, in words
+    /// its requirement, as text
     pub asks: String,
 }
 
-/// Whether each criterion gives what it is asked for.
+/// Whether each criterion meets its threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Passes {
     /// bytes saved
@@ -380,7 +380,7 @@ pub struct Passes {
     pub registers: bool,
     /// size of the kernel
     pub complexity: bool,
-    /// who writes the kernel
+    /// whether the kernel is generated or hand-written
     pub maintainability: bool,
 }
 
@@ -402,7 +402,7 @@ pub struct Criteria {
     pub registers: f64,
     /// size of the kernel
     pub complexity: f64,
-    /// who writes the kernel
+    /// whether the kernel is generated or hand-written
     pub maintainability: f64,
 }
 
@@ -422,11 +422,11 @@ pub struct CriteriaValues {
     pub bytes_together: u64,
     /// share of the bytes that fusing saves
     pub bandwidth_saving: f64,
-    /// share of main memory traffic saved, when what fits the last-level cache is not counted
+    /// share of main memory traffic saved; data that fits the last-level cache is not counted
     pub dram_saving: f64,
     /// launches of the separate kernels
     pub launches_apart: usize,
-    /// launch time that fusing saves, over the time of all separate kernels but the longest
+    /// launch time that fusing saves, relative to the time of all separate kernels except the longest
     pub launch_saving: f64,
     /// registers a thread of the fused kernel, estimated; 0 on a CPU
     pub registers: u32,
@@ -445,7 +445,7 @@ pub struct CriteriaValues {
 pub struct Disagreement {
     /// position in `candidates`
     pub candidate: usize,
-    /// why the plan is right
+    /// why the plan differs
     pub text: String,
 }
 
@@ -458,13 +458,13 @@ pub struct PinSheet {
     pub ops: Vec<String>,
     /// how many places of the graph it applies to
     pub places: usize,
-    /// microseconds over the plan without the pin; negative never happens
+    /// microseconds over the plan without the pin, never negative
     pub price_us: f64,
     /// in words
     pub text: String,
 }
 
-/// Where the verdict on a fusion turns.
+/// The size at which the verdict on a fusion changes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Flip {
     /// position in `candidates`
@@ -473,7 +473,7 @@ pub struct Flip {
     pub what: String,
     /// where it is now
     pub from: String,
-    /// the nearest value at which the verdict is the other one
+    /// the nearest value with the opposite verdict
     pub to: String,
     /// in words
     pub text: String,
@@ -482,9 +482,9 @@ pub struct Flip {
 /// Store or recompute between forward and backward.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RecomputeSheet {
-    /// bytes kept from forward for backward when everything is stored
+    /// bytes stored in forward for backward when everything is stored
     pub kept_bytes_before: u64,
-    /// bytes kept with the chosen recomputation
+    /// bytes stored with the chosen recomputation
     pub kept_bytes: u64,
     /// peak of intermediates when everything is stored
     pub peak_bytes_before: u64,
@@ -494,7 +494,7 @@ pub struct RecomputeSheet {
     pub us_before: f64,
     /// predicted microseconds with the chosen recomputation
     pub us: f64,
-    /// names of the values computed again, with how many
+    /// names of the recomputed values, with their number
     pub again: Vec<(String, usize)>,
     /// in words
     pub text: String,
@@ -507,20 +507,20 @@ pub struct MachineSheet {
     pub name: String,
     /// `cpu` or `gpu`
     pub kind: String,
-    /// where its numbers come from: `calibrated` here, `learnt` from runs here, `guessed` from another machine, or `given` by a profile or a
+    /// origin of its numbers: `calibrated` here, `learnt` from runs here, `guessed` from another machine, or `given` by a profile or a
     /// file
     pub basis: String,
     /// every number
     pub numbers: Vec<NumberSheet>,
-    /// main memory, bytes a microsecond (a GB/s is 1000)
+    /// main memory, bytes per microsecond (a GB/s is 1000)
     pub bytes_per_us: f64,
-    /// vector flops a microsecond
+    /// vector flops per microsecond
     pub vector_flops_per_us: f64,
-    /// matrix flops a microsecond, in the graph's main dtype
+    /// matrix flops per microsecond, in the graph's main dtype
     pub matrix_flops_per_us: f64,
-    /// flops a byte above which the vector units limit
+    /// flops per byte above which the vector units are the bottleneck
     pub vector_ridge: f64,
-    /// flops a byte above which the matrix units limit
+    /// flops per byte above which the matrix units are the bottleneck
     pub matrix_ridge: f64,
 }
 
@@ -550,7 +550,7 @@ pub struct MeasuredSheet {
     pub verified: bool,
     /// largest error as a share of its bound
     pub worst_ratio: f64,
-    /// error of the model for each kind of kernel
+    /// prediction error for each kind of kernel
     pub classes: Vec<ClassError>,
 }
 
@@ -568,9 +568,9 @@ pub struct MemorySheet {
 pub struct ProfiledSheet {
     /// `ncu`, `driver`, `perf` or `clock`
     pub by: String,
-    /// what that means, in a sentence
+    /// its description, in one sentence
     pub text: String,
-    /// microseconds of a run of the plan that fusing starts from, with no profiler watching
+    /// microseconds of a run of the plan that fusing starts from, without the profiler
     pub before_us: f64,
     /// the same of the chosen plan
     pub after_us: f64,
@@ -578,7 +578,7 @@ pub struct ProfiledSheet {
     pub notes: Vec<String>,
 }
 
-/// How well the model predicts one kind of kernel.
+/// The prediction error of the cost model for one kind of kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ClassError {
     /// row, matmul, copy, ..

@@ -1,9 +1,9 @@
-//! Numbers as people read them: three digits and a prefix. `page/format.js` does the same for what the page computes.
+//! Formatted numbers: three digits and a prefix. `page/format.js` does the same for numbers that the page computes.
 
 const PREFIXES: [(f64, &str); 9] =
     [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n")];
 
-/// What is shown where there is no number.
+/// Shown in place of a missing number.
 pub(crate) const NOTHING: &str = "–";
 
 /// Three significant digits, no exponent for what fits without one.
@@ -52,17 +52,17 @@ pub(crate) fn time(us: f64) -> String {
     prefixed(us * 1e-6, "s", 1e-9)
 }
 
-/// `60.0 TFLOP/s`, from flops a microsecond
+/// `60.0 TFLOP/s`, from flops per microsecond
 pub(crate) fn flop_rate(flops_per_us: f64) -> String {
     prefixed(flops_per_us * 1e6, "FLOP/s", 1.0)
 }
 
-/// `4.15 TB/s`, from bytes a microsecond
+/// `4.15 TB/s`, from bytes per microsecond
 pub(crate) fn byte_rate(bytes_per_us: f64) -> String {
     prefixed(bytes_per_us * 1e6, "B/s", 1.0)
 }
 
-/// `-27.1 %` of a change; nothing where there is no share to speak of
+/// A change such as `-27.1 %`; empty if the share is undefined
 pub(crate) fn percent_change(old: f64, new: f64) -> Option<f64> {
     let share = (new - old) / old * 100.0;
     share.is_finite().then_some(share)

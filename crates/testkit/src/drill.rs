@@ -1,4 +1,4 @@
-//! Drills: tests that try something few times by default, and as often as `cargo xtask drill` asks for.
+//! Drills: tests that repeat something a few times by default, and as often as `cargo xtask drill` requests.
 
 /// Set by `cargo xtask drill`: how often.
 const TIMES: &str = "DEUTERON_DRILL";

@@ -1,18 +1,18 @@
-//! What a model is trained on: one stream of tokens, a part of it held back, and batches drawn from it.
+//! Training data: one stream of tokens, a part of it held out, and batches drawn from it.
 //!
 //! - A file whose name ends in `.bin` holds tokens and nothing else, little-endian: 16 bits each where the vocabulary has at most 65,536 of them,
 //!   else 32 bits. This is how nanoGPT stores them. Any other file is UTF-8 text.
-//! - Files follow each other; each text ends with the end of text, if the tokenizer has one.
+//! - Files are concatenated; each text ends with the end-of-text token, if the tokenizer has one.
 //! - Validation is the end of the stream, or files of its own.
-//! - A batch is a function of the seed, the step and its number within the step, and of nothing else: a run that goes on after a stop draws what
-//!   it would have drawn. Sequences are windows at random places.
+//! - A batch is a function of only the seed, the step and its number within the step: a resumed run draws the
+//!   same batches. Sequences are windows at random positions.
 
 use std::path::{Path, PathBuf};
 
 use deuteron::reference::Generator;
 use deuteron_gpt2::Tokenizer;
 
-/// Why files are nothing to train on.
+/// Why files cannot be used for training.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DataError {
     /// No files.
@@ -27,7 +27,7 @@ pub enum DataError {
         problem: String,
     },
     /// Text in another encoding.
-    #[error("`{}` is no UTF-8 text; convert it, or give tokens in a .bin file", .0.display())]
+    #[error("`{}` is not UTF-8 text; convert it, or give tokens in a .bin file", .0.display())]
     NotUtf8(PathBuf),
     /// Half a token.
     #[error("`{}` has {bytes} bytes; tokens of a vocabulary of {vocabulary} take {each} each", .path.display())]
@@ -42,7 +42,7 @@ pub enum DataError {
         each: usize,
     },
     /// A token that the model does not have.
-    #[error("`{}`: token {token} at {at} is not in the vocabulary of {vocabulary}; is the file of this tokenizer?", .path.display())]
+    #[error("`{}`: token {token} at {at} is not in the vocabulary of {vocabulary}; was the file made with this tokenizer?", .path.display())]
     Token {
         /// the file
         path: PathBuf,
@@ -53,7 +53,7 @@ pub enum DataError {
         /// tokens of the model
         vocabulary: usize,
     },
-    /// Too little for one sequence.
+    /// Too few tokens for one sequence.
     #[error("{tokens} tokens for {what}; a sequence of {sequence} needs at least {}: give more text, a shorter --sequence{}", .sequence + 1, .advice)]
     Few {
         /// training or validation
@@ -62,28 +62,28 @@ pub enum DataError {
         tokens: usize,
         /// tokens of a sequence
         sequence: usize,
-        /// what else helps
+        /// another remedy
         advice: &'static str,
     },
     /// A vocabulary from no text.
-    #[error("`{}` holds tokens; a vocabulary is made of text files", .0.display())]
+    #[error("`{}` holds tokens; a vocabulary is built from text files", .0.display())]
     NotText(PathBuf),
     /// A vocabulary below the bytes and the end of text.
-    #[error("a vocabulary has at least 257 tokens, the bytes and the end of text; got {0}")]
+    #[error("a vocabulary has at least 257 tokens, the bytes and the end-of-text token; got {0}")]
     Vocabulary(usize),
-    /// A share that is none.
+    /// A share out of range.
     #[error("the share for validation must be at least 0 and below 1, got {0}")]
     Share(f64),
 }
 
-/// Tokens to train on, and tokens that are held back.
+/// Tokens for training, and held-out tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Corpus {
     train: Vec<u32>,
     validation: Vec<u32>,
 }
 
-/// What validation is.
+/// The source of validation tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Validation {
     /// a share of the stream, its end
@@ -133,12 +133,12 @@ impl Corpus {
         Ok(Corpus { train, validation })
     }
 
-    /// Tokens as they are.
+    /// A corpus of given tokens.
     pub fn new(train: Vec<u32>, validation: Vec<u32>) -> Corpus {
         Corpus { train, validation }
     }
 
-    /// That there is at least one sequence of this length to train on, and none or one to validate with.
+    /// Checks that there is at least one sequence of this length for training, and for validation if there are such tokens.
     pub fn check(&self, sequence: usize) -> Result<(), DataError> {
         let few = |what, tokens: &[u32], advice| Err(DataError::Few { what, tokens: tokens.len(), sequence, advice });
         match (&self.train, &self.validation) {
@@ -150,17 +150,17 @@ impl Corpus {
         }
     }
 
-    /// Tokens to train on.
+    /// Tokens for training.
     pub fn train(&self) -> &[u32] {
         &self.train
     }
 
-    /// Tokens that are held back.
+    /// Held-out tokens.
     pub fn validation(&self) -> &[u32] {
         &self.validation
     }
 
-    /// Tells one corpus from another: FNV-1a of all tokens.
+    /// A digest of the corpus: FNV-1a of all tokens.
     pub fn digest(&self) -> u64 {
         let all = self.train.iter().chain([&u32::MAX]).chain(&self.validation);
         all.fold(0xcbf2_9ce4_8422_2325, |hash, &token| (hash ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3))
@@ -174,7 +174,7 @@ impl Corpus {
         Batch::windows(&self.train, (0..draw.batch).map(|_| generator.below(places)), draw.sequence)
     }
 
-    /// Batches that cover the validation tokens evenly, at most so many, always the same.
+    /// At most `most` batches that cover the validation tokens evenly, always the same ones.
     pub fn validation_batches(&self, batch: usize, sequence: usize, most: usize) -> Vec<Batch> {
         if self.validation.len() <= sequence {
             return Vec::new();
@@ -200,12 +200,12 @@ impl Batch {
     }
 }
 
-/// One number of several, each of which changes all of it.
+/// Mixes several numbers into one.
 pub(crate) fn mixed(parts: &[u64]) -> u64 {
     parts.iter().fold(0, |state, part| Generator::new(state ^ part).bits())
 }
 
-/// A tokenizer of at most so many tokens, made of the text that a model is to be trained on ([`Tokenizer::trained`]).
+/// A tokenizer of at most `tokens` tokens, built from the training text ([`Tokenizer::trained`]).
 pub fn vocabulary(files: &[PathBuf], tokens: usize) -> Result<Tokenizer, DataError> {
     let text = |path: &PathBuf| match is_stored(path) {
         true => Err(DataError::NotText(path.clone())),

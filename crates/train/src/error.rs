@@ -1,4 +1,4 @@
-//! Why training stopped, or did not begin.
+//! Errors of training.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,44 +10,44 @@ use crate::data::DataError;
 use crate::settings::SettingsError;
 use crate::trainer::MemoryUse;
 
-/// Why training stopped, or did not begin. Messages say what to do.
+/// Why training stopped, or did not start. Messages say what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing to train on.
+    /// No training data.
     #[error(transparent)]
     Data(#[from] DataError),
     /// A setting out of range.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// Sizes of no model.
+    /// Invalid sizes.
     #[error(transparent)]
     Size(#[from] deuteron_gpt2::SizeError),
-    /// Another number of micro-batches than the step was made for.
+    /// The wrong number of micro-batches.
     #[error("a step was made for {expected} micro-batches, got {got}")]
     Batches {
         /// of the step
         expected: usize,
-        /// what came
+        /// the value found
         got: usize,
     },
     /// More memory than is allowed, even with recomputed activations.
     #[error(
-        "training takes {} at least ({} weights, moments and sums of gradients; {} activations and gradients), --memory is {}; \
+        "training takes at least {} ({} weights, moments and accumulated gradients; {} activations and gradients), but --memory is {}; \
          take a smaller --batch with more of --accumulate, a shorter --sequence, or a higher --memory",
         Bytes(.least.all()), Bytes(.least.states), Bytes(.least.sessions), Bytes(*.limit)
     )]
     Memory {
-        /// what is allowed
+        /// the limit
         limit: u64,
-        /// what it takes at least
+        /// the minimum
         least: MemoryUse,
     },
-    /// An input of the graph that nothing is known of.
+    /// An unknown input of the graph.
     #[error("the graph of a step has the unknown input `{0}`; this is a defect of the program")]
     Input(String),
-    /// The loss or the gradient is no number any more.
+    /// The loss or the gradient is NaN or infinite.
     #[error(
-        "step {step}: the {what} is {value}; {}: lower --learning-rate, lengthen --warmup, or set --clip",
+        "step {step}: the {what} is {value}; {}; lower --learning-rate, lengthen --warmup, or set --clip",
         saved(.last)
     )]
     NotFinite {
@@ -57,11 +57,11 @@ pub enum Error {
         what: &'static str,
         /// what it is
         value: f64,
-        /// the newest checkpoint, which is from before
+        /// the newest checkpoint, saved before this step
         last: Option<PathBuf>,
     },
-    /// The folder has a run in it already.
-    #[error("`{}` has a run that was stopped at step {step}; go on with --resume, or give another --out", .folder.display())]
+    /// The folder already contains a run.
+    #[error("`{}` has a run that was stopped at step {step}; continue it with --resume, or give another --out", .folder.display())]
     Occupied {
         /// the folder
         folder: PathBuf,
@@ -69,13 +69,13 @@ pub enum Error {
         step: u64,
     },
     /// Another process trains into the folder.
-    #[error("another process is training into `{}`; end it, or give another --out", .0.display())]
+    #[error("another process is training into `{}`; end that process, or give another --out", .0.display())]
     Locked(PathBuf),
-    /// Nothing to go on from.
-    #[error("`{}` has no checkpoint to go on from; begin without --resume", .0.display())]
+    /// An empty prompt.
+    #[error("`{}` has no checkpoint to resume from; start without --resume", .0.display())]
     NoCheckpoint(PathBuf),
-    /// A setting differs from the run's that is to go on.
-    #[error("`{}` was trained with {name} {stored}, now it is {given}; a run goes on with its own settings", .folder.display())]
+    /// A setting differs from that of the run to resume.
+    #[error("`{}` was trained with {name} {stored}, but {given} is given; a run resumes with its own settings", .folder.display())]
     Differs {
         /// the checkpoint
         folder: PathBuf,
@@ -83,11 +83,11 @@ pub enum Error {
         name: String,
         /// of the run
         stored: String,
-        /// what came
+        /// the given value
         given: String,
     },
-    /// A file that says where a run stands is damaged.
-    #[error("`{}` does not say where a run stands: {why}", .path.display())]
+    /// The file with the state of a run is damaged.
+    #[error("`{}` does not describe the state of a run: {why}", .path.display())]
     Progress {
         /// the file
         path: PathBuf,
@@ -118,7 +118,7 @@ pub enum Error {
 
 fn saved(last: &Option<PathBuf>) -> String {
     match last {
-        Some(path) => format!("`{}` is from before", path.display()),
+        Some(path) => format!("the newest checkpoint is `{}`", path.display()),
         None => "nothing was saved".to_string(),
     }
 }

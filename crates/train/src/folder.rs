@@ -7,8 +7,8 @@
 //! OUT/curve.svg         the losses
 //! ```
 //!
-//! A checkpoint is written under a name that begins with a dot, brought to the disk and then renamed, so that a folder of that name is complete
-//! whatever happens. One process at a time has the folder.
+//! A checkpoint is written under a name that starts with a dot, flushed to the disk and then renamed, so a folder with the final name is always
+//! complete. One process at a time uses the folder.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -34,19 +34,19 @@ pub struct RunFolder {
     _lock: File,
 }
 
-/// Where a run stands, and what it is.
+/// The state of a run, and its settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// steps that were taken
     pub step: u64,
     /// of the run
     pub settings: Settings,
-    /// of the tokens, to tell one corpus from another
+    /// digest of the tokens
     pub data: String,
 }
 
 impl RunFolder {
-    /// Makes the folder if it is not there, and holds it. What killed processes left unfinished is removed.
+    /// Creates the folder if necessary, and locks it. Unfinished files of killed processes are removed.
     pub fn open(path: &Path) -> Result<RunFolder, Error> {
         let failed = |problem| Error::Write { path: path.to_path_buf(), problem };
         fs::create_dir_all(path).map_err(failed)?;
@@ -121,7 +121,7 @@ impl RunFolder {
 }
 
 impl Progress {
-    /// Where the run of a checkpoint stands.
+    /// The state of the run at a checkpoint.
     pub fn read(checkpoint: &Path) -> Result<Progress, Error> {
         let path = checkpoint.join(PROGRESS);
         let parsed = fs::read_to_string(&path)
@@ -130,7 +130,7 @@ impl Progress {
         parsed.map_err(|why| Error::Progress { path, why })
     }
 
-    /// That a run with these settings goes on where this one stopped.
+    /// Checks that a run with these settings continues this one.
     pub fn check(&self, checkpoint: &Path, given: &Settings, data: &str) -> Result<(), Error> {
         let differs = |name: &str, stored: String, given: String| {
             Err(Error::Differs { folder: checkpoint.to_path_buf(), name: name.to_string(), stored, given })

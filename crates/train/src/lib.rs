@@ -1,14 +1,14 @@
 //! Training of GPT-2: from scratch or from a checkpoint, on a CPU or a GPU, by the same code.
 //!
-//! - [`Corpus`]: files become one stream of tokens; a batch is a function of seed and step alone.
+//! - [`Corpus`]: files become one stream of tokens; a batch depends only on seed and step.
 //! - [`Step`]: forward, loss, backward, norm of the gradient, clipping and optimiser are *one graph*; weights and moments are states of its one
 //!   session, written in place. [`Optimizer`](deuteron::Optimizer)s are graph expressions.
 //! - [`Trainer`]: that session on an engine, with those of accumulated micro-batches and of evaluation.
-//! - [`RunFolder`]: checkpoints that are there whole or not at all, as Hugging Face lays them out, with the optimiser's moments.
-//! - [`run`]: the loop. A run that was stopped and goes on has the bits of one that was not.
+//! - [`RunFolder`]: checkpoints, written atomically, in Hugging Face's layout, with the optimiser's moments.
+//! - [`run`]: the loop. A resumed run gives the same bits as an uninterrupted one.
 //!
-//! Kernels give the same bits on every run, batches and masks of dropout come from the step's number, and what happens between steps (losses of
-//! validation tokens, samples, checkpoints) writes no state: so [`Settings`], data and machine define every bit of a run.
+//! Kernels give the same bits on every run, batches and dropout masks depend on the step's number, and work between steps (losses of
+//! validation tokens, samples, checkpoints) writes no state, so [`Settings`], data and machine determine every bit of a run.
 #![forbid(unsafe_code)]
 
 mod data;

@@ -40,7 +40,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// Opens a log with the lines of the first `steps` steps, as far as it has them; those after them are dropped: they are trained again.
+    /// Opens a log with the lines of the first `steps` steps; later lines are removed, since those steps are repeated.
     pub fn open(path: &Path, steps: u64) -> Result<Log, Error> {
         let failed = |problem| Error::Write { path: path.to_path_buf(), problem };
         let before = if steps == 0 { String::new() } else { fs::read_to_string(path).unwrap_or_default() };

@@ -17,48 +17,48 @@ use crate::trainer::{MemoryUse, Scalars, StepResult, Trainer};
 const LOG: &str = "log.csv";
 const CURVE: &str = "curve.svg";
 
-/// What a run is made of.
+/// The parts of a run.
 pub struct RunOptions<'a> {
     /// its folder
     pub out: &'a Path,
-    /// whether it goes on after the newest checkpoint of the folder
+    /// whether to resume from the newest checkpoint of the folder
     pub resume: bool,
     /// the model
     pub config: Config,
-    /// what defines the run
+    /// the settings
     pub settings: &'a Settings,
-    /// what is read
+    /// the data
     pub corpus: &'a Corpus,
-    /// of samples, and stored with checkpoints
+    /// for samples; also stored with checkpoints
     pub tokenizer: &'a Tokenizer,
-    /// what happens between steps
+    /// work between steps
     pub cadence: Cadence,
 }
 
-/// What happens between steps; none of it changes the run. A count of 0 is never.
+/// Work between steps, which does not change the run. A count of 0 turns it off.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cadence {
-    /// the step that is the last of this process, if that is not the last of all
+    /// the step at which this process stops, if it is not the last
     pub until: Option<u64>,
     /// steps between losses of the validation tokens
     pub evaluate_every: u64,
-    /// batches of each such loss, at most
+    /// maximum batches per evaluation
     pub evaluate_batches: usize,
-    /// steps between checkpoints; the end is one anyway
+    /// steps between checkpoints, besides the one at the end
     pub save_every: u64,
-    /// checkpoints that stay
+    /// number of checkpoints to keep
     pub keep: usize,
     /// steps between samples
     pub sample_every: u64,
     /// tokens of a sample
     pub sample_tokens: usize,
-    /// what samples go on from; nothing is the end of text
+    /// prompt of samples; if empty, the end-of-text token
     pub prompt: String,
 }
 
-/// Who looks on while a run goes.
+/// An observer of a run.
 pub trait Watch {
-    /// The run begins, or goes on after this many steps, and takes this much memory.
+    /// The run starts or resumes after this many steps, and uses this much memory.
     fn started(&mut self, step: u64, memory: MemoryUse);
     /// A step was taken.
     fn stepped(&mut self, line: &Line);
@@ -66,7 +66,7 @@ pub trait Watch {
     fn sampled(&mut self, step: u64, text: &str);
     /// A checkpoint was written.
     fn saved(&mut self, folder: &Path);
-    /// Whether the run should save where it stands, and end. Asked before each step.
+    /// Whether the run should save a checkpoint and stop; called before each step.
     fn is_stopped(&mut self) -> bool;
 }
 
@@ -83,11 +83,11 @@ pub struct Ended {
     pub validation_loss: Option<f64>,
     /// the newest checkpoint
     pub checkpoint: PathBuf,
-    /// what it took
+    /// its memory
     pub memory: MemoryUse,
 }
 
-/// Trains. `start` gives the weights of a run that begins, in f32.
+/// Trains. `start` returns the initial weights, in f32.
 pub fn run(
     engine: &Engine,
     options: &RunOptions<'_>,
@@ -204,7 +204,7 @@ impl Running<'_> {
         Ok((!batches.is_empty()).then(|| sum / batches.len() as f64))
     }
 
-    /// A text by the model as it is.
+    /// A sample of the current model.
     fn sample(&mut self) -> Result<String, Error> {
         let RunOptions { tokenizer, ref cadence, settings, .. } = *self.options;
         let (engine, config) = (self.trainer.engine(), self.trainer.config());
@@ -241,7 +241,7 @@ impl Running<'_> {
     }
 }
 
-/// That a checkpoint is of the model that is asked for.
+/// Checks that a checkpoint belongs to the requested model.
 fn same_model(checkpoint: &Path, stored: &Config, given: &Config) -> Result<(), Error> {
     if (Config { name: given.name, ..*stored }) == *given {
         return Ok(());

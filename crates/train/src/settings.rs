@@ -1,4 +1,4 @@
-//! What defines a run: two runs with equal settings on the same machine have the same bits.
+//! The settings of a run: two runs with equal settings on the same machine give the same bits.
 
 use deuteron::Optimizer;
 use deuteron_gpt2::Config;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::step::{Precision, StepOptions};
 
-/// The settings of a run. They are stored with every checkpoint, and a run that goes on must have them again.
+/// The settings of a run. They are stored with every checkpoint, and a resumed run must have the same.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// steps of the whole run
@@ -27,7 +27,7 @@ pub struct Settings {
     pub beta1: f64,
     /// of the second moment; of Lion of the moment
     pub beta2: f64,
-    /// what AdamW adds to the root of the second moment
+    /// AdamW's epsilon
     pub epsilon: f64,
     /// weight decay
     pub weight_decay: f64,
@@ -41,7 +41,7 @@ pub struct Settings {
     pub clip: Option<f64>,
     /// of weights, batches and dropout
     pub seed: u64,
-    /// bytes of memory that training may take; none for no limit. It decides what backward recomputes, and so the last bits.
+    /// memory limit in bytes; none for no limit. It determines what the backward pass recomputes, and so the last bits.
     #[serde(default)]
     pub memory: Option<u64>,
 }
@@ -54,12 +54,12 @@ pub struct SettingsError {
     pub name: &'static str,
     /// its range
     pub expected: &'static str,
-    /// what came
+    /// the value found
     pub got: String,
 }
 
 impl Settings {
-    /// AdamW in f32 without dropout, and what the command has where nothing else is said.
+    /// The command's defaults: AdamW in f32 without dropout.
     pub fn usual(steps: u64, batch: usize, sequence: usize) -> Settings {
         Settings {
             steps,
@@ -82,7 +82,7 @@ impl Settings {
         }
     }
 
-    /// That every setting is in its range and that they fit a model.
+    /// Checks that every setting is in range and consistent with a model.
     pub fn check(&self, config: &Config) -> Result<(), SettingsError> {
         let refuse = |name, expected, got: &dyn ToString| Err(SettingsError { name, expected, got: got.to_string() });
         let counts = [
@@ -131,7 +131,7 @@ impl Settings {
         }
     }
 
-    /// What a step is made for.
+    /// The parameters of a step.
     pub fn step(&self) -> Result<StepOptions, SettingsError> {
         let Settings { batch, sequence, accumulate, precision, dropout, beta1, beta2, epsilon, memory, .. } = *self;
         let optimizer = match self.optimizer.as_str() {
@@ -147,7 +147,7 @@ impl Settings {
         Ok(StepOptions { batch, sequence, micro_batches: accumulate, precision, dropout, optimizer, decay, memory })
     }
 
-    /// The learning rate of a step, from 0: up in a line to the highest, then down half a cosine to the least.
+    /// The learning rate of a step, from 0: a linear warm-up to the highest, then half a cosine to the lowest.
     pub fn rate(&self, step: u64) -> f64 {
         if step < self.warmup {
             return self.learning_rate * (step + 1) as f64 / self.warmup as f64;
@@ -163,7 +163,7 @@ impl Settings {
     }
 }
 
-/// Floating point operations of a step for each token: six for each weight that multiplies, and attention.
+/// Floating-point operations of a step per token: six per matmul weight, plus attention.
 pub fn flops_per_token(config: &Config, sequence: usize) -> f64 {
     let tables = (config.vocabulary + config.context) * config.hidden;
     let matrices = config.parameters() - tables - if config.tied { 0 } else { config.vocabulary * config.hidden };

@@ -7,10 +7,10 @@ use deuteron_gpt2::Config;
 use crate::data::mixed;
 use crate::error::Error;
 
-/// The deviation of weights, as GPT-2 began.
+/// The initial standard deviation of weights, as in GPT-2.
 const DEVIATION: f64 = 0.02;
 
-/// Weights as GPT-2 began: normal, those that add to the residual stream less by the root of their number; biases 0, scales of norms 1.
+/// Initial weights as in GPT-2: normal, with projections into the residual stream divided by the root of their number; biases 0, scales of norms 1.
 pub fn fresh_weights(engine: &Engine, config: &Config, seed: u64) -> Result<Vec<Tensor>, Error> {
     config.check()?;
     let residual = DEVIATION / ((2 * config.layers) as f64).sqrt();

@@ -1,6 +1,6 @@
 //! The graph of a step: forward, loss, backward, norm of the gradient, clipping and optimiser.
 //!
-//! All of it is one graph and one session. Weights and moments are its states and are written in place; the rest comes in as small inputs:
+//! All of it is one graph and one session. Weights and moments are its states and are written in place; everything else is a small input:
 //!
 //! | input | shape | holds |
 //! |---|---|---|
@@ -11,8 +11,8 @@
 //! | `correction1`, `correction2` | `f32[]` | of AdamW's moments |
 //! | `sum.NAME` | of the weight, `f32` | gradients of earlier micro-batches, if there are several |
 //!
-//! With several micro-batches all but the last run the graph of [`Step::accumulate`], whose states are the sums. The first of them starts the
-//! sums anew: `fresh: f32[]` is 1 there and 0 later.
+//! With several micro-batches, all except the last run the graph of [`Step::accumulate`], whose states are the sums. The first of them resets the
+//! sums: `fresh: f32[]` is 1 there and 0 later.
 //!
 //! In f32 a weight is one state. In bf16 it is two: `NAME`, which forward and backward read, and `master.NAME`, which the optimiser keeps in
 //! f32 and rounds to the first. Gradients of bf16 weights are bf16, as the matmuls store them; everything after that is f32.
@@ -24,7 +24,7 @@ use deuteron::{
 use deuteron_gpt2::{Config, Options, Weights, loss};
 use serde::{Deserialize, Serialize};
 
-/// What a step is made for.
+/// The parameters of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepOptions {
     /// sequences of a micro-batch
@@ -33,11 +33,11 @@ pub struct StepOptions {
     pub sequence: usize,
     /// micro-batches of a step
     pub micro_batches: usize,
-    /// what forward and backward compute in
+    /// dtype of forward and backward
     pub precision: Precision,
     /// probability that an element is dropped
     pub dropout: f64,
-    /// how weights follow their gradients
+    /// the optimiser
     pub optimizer: Optimizer,
     /// weight decay of matrices and tables; biases and norms have none
     pub decay: f64,
@@ -45,7 +45,7 @@ pub struct StepOptions {
     pub memory: Option<u64>,
 }
 
-/// What forward and backward compute in. Weights and moments are kept in f32 either way.
+/// The dtype of forward and backward. Weights and moments are f32 in both cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -79,7 +79,7 @@ pub struct Stateful {
     pub updates: Vec<(NodeId, NodeId)>,
 }
 
-/// What a step of training needs to know of a model.
+/// A model, as a training step needs it.
 pub struct Step<'a> {
     config: &'a Config,
     options: &'a StepOptions,
@@ -90,12 +90,12 @@ pub struct Step<'a> {
 struct Weight {
     name: String,
     shape: Shape,
-    /// what forward reads
+    /// the weight that forward reads
     read: NodeId,
     gradient: NodeId,
 }
 
-/// Forward, loss and backward, before anything is made of the gradients.
+/// Forward, loss and backward, without the optimiser.
 struct Backward {
     graph: Graph,
     loss: NodeId,
@@ -103,7 +103,7 @@ struct Backward {
 }
 
 impl<'a> Step<'a> {
-    /// Of a model. `saving` is what backward recomputes activations for: less traffic, or less memory.
+    /// Builds it for a model. `saving` is the goal of recomputation: less traffic, or less memory.
     pub fn new(config: &'a Config, options: &'a StepOptions, saving: Saving) -> Step<'a> {
         Step { config, options, saving }
     }
@@ -205,7 +205,7 @@ pub fn decays(shape: &Shape) -> bool {
     shape.rank() > 1
 }
 
-/// What gradients are multiplied with so that their norm is at most `clip`. A norm just above 0 is no reason to divide by it.
+/// The factor that limits the gradients' norm to `clip`, computed without dividing by norms near 0.
 fn clipping(graph: &mut Graph, norm: NodeId, clip: NodeId) -> Result<NodeId, GraphError> {
     let (least, one) = (graph.constant(1e-6, Dtype::F32)?, graph.constant(1.0, Dtype::F32)?);
     let norm = graph.add(norm, least)?;

@@ -1,4 +1,4 @@
-//! A model that is being trained: its states on an engine, and the sessions that write them.
+//! A model in training: its states on an engine, and the sessions that write them.
 
 use deuteron::{Dtype, Engine, Graph, Launching, NodeId, Saving, Session, SessionOptions, Shape, Tensor};
 use deuteron_gpt2::Config;
@@ -23,14 +23,14 @@ pub struct Trainer {
     memory: MemoryUse,
 }
 
-/// Bytes that training takes.
+/// Memory of training, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryUse {
     /// weights, moments and sums of gradients
     pub states: u64,
     /// activations, gradients and scratch memory of all sessions; with a limit, of evaluation too
     pub sessions: u64,
-    /// the sessions' bytes of the fastest step, given where it is above the limit and backward recomputes activations to save memory
+    /// the sessions' bytes of the fastest step, if that exceeds the limit and backward recomputes activations instead
     pub otherwise: Option<u64>,
 }
 
@@ -50,11 +50,11 @@ pub struct Scalars {
     pub rate: f64,
     /// the largest norm of the gradient
     pub clip: f64,
-    /// of dropout; micro-batches take this one and those that follow
+    /// seed of dropout; micro-batches use consecutive seeds
     pub seed: i32,
 }
 
-/// What a step gave.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepResult {
     /// before the step, mean over all tokens
@@ -63,7 +63,7 @@ pub struct StepResult {
     pub norm: f64,
 }
 
-/// A session and what it is fed with.
+/// A session and its inputs.
 struct Compiled {
     session: Session,
     feeds: Vec<Feed>,
@@ -125,7 +125,7 @@ impl Trainer {
         &self.config
     }
 
-    /// What a step was made for.
+    /// The parameters of the step.
     pub fn options(&self) -> &StepOptions {
         &self.options
     }
@@ -140,7 +140,7 @@ impl Trainer {
         &self.engine
     }
 
-    /// One step on as many micro-batches as it was made for.
+    /// One step on its micro-batches.
     pub fn step(&mut self, batches: &[Batch], scalars: Scalars) -> Result<StepResult, Error> {
         let expected = self.options.micro_batches;
         let Some((last, first)) = batches.split_last().filter(|_| batches.len() == expected) else {
@@ -161,7 +161,7 @@ impl Trainer {
         Ok(StepResult { loss: losses / expected as f64, norm: self.step.output(1)? })
     }
 
-    /// The loss of a batch without dropout. Nothing changes.
+    /// The loss of a batch without dropout; changes no state.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<f64, Error> {
         let (stride, own) = (self.stride(), self.own());
         let evaluate = match &mut self.evaluate {
@@ -199,7 +199,7 @@ impl Trainer {
         each.collect()
     }
 
-    /// Takes moments from wherever they are.
+    /// Sets the moments from tensors on any device.
     pub fn set_moments(
         &mut self,
         mut moment: impl FnMut(&Engine, &str, &Shape) -> Result<Tensor, Error>,
@@ -236,7 +236,7 @@ struct Sessions {
 }
 
 impl Sessions {
-    /// Those of least traffic, unless they take more memory than is allowed; else those of least memory.
+    /// The sessions with least traffic if they fit the memory limit, otherwise those with least memory.
     fn within(engine: &Engine, config: &Config, options: &StepOptions) -> Result<(Sessions, MemoryUse), Error> {
         let states = states_bytes(config, options);
         let (fast, sessions) = Sessions::new(engine, config, options, Saving::Traffic)?;
@@ -279,7 +279,7 @@ fn states_bytes(config: &Config, options: &StepOptions) -> u64 {
     config.weights().iter().map(|(_, shape)| (shape.elements() * each) as u64).sum()
 }
 
-/// What the numbers of a run are made of.
+/// The sources of a session's inputs.
 #[derive(Clone, Copy)]
 struct Numbers<'a> {
     scalars: Scalars,
@@ -357,7 +357,7 @@ impl Compiled {
     }
 }
 
-/// What an input of a step's graph is.
+/// The kind of an input of a step's graph.
 fn feed(names: &[String], label: &str) -> Result<Feed, Error> {
     let weight = |name: &str| names.iter().position(|known| known == name);
     Ok(match label {

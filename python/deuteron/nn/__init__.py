@@ -1,7 +1,7 @@
 """Modules of the fused operations, with the parameters of the torch modules that they replace.
 
-Each computes the formula of its docstring in one kernel or few, with gradients. Weights of linear layers are
-`[out, in]` as in `torch.nn.Linear`, so state dicts fit. `from_torch` makes a module of those that it replaces, and
+Each computes the formula of its docstring in one or a few kernels, with gradients. Weights of linear layers are
+`[out, in]` as in `torch.nn.Linear`, so state dicts are compatible. `from_torch` builds a module from those that it replaces, and
 shares their parameters.
 """
 
@@ -59,7 +59,7 @@ class LayerNormGELU(nn.LayerNorm):
 
     @classmethod
     def from_torch(cls, norm: nn.LayerNorm, gelu: Optional[nn.GELU] = None) -> LayerNormGELU:
-        """Of a layer norm and the GELU after it."""
+        """From a layer norm and the GELU after it."""
         _check_norm(norm)
         approximate = gelu.approximate if gelu is not None else "none"
         module = cls(norm.normalized_shape[0], norm.eps, approximate, device="meta")
@@ -83,7 +83,7 @@ class RMSNormSiLU(nn.RMSNorm):
 
     @classmethod
     def from_torch(cls, norm: nn.RMSNorm) -> RMSNormSiLU:
-        """Of an RMS norm and the SiLU after it."""
+        """From an RMS norm and the SiLU after it."""
         if len(norm.normalized_shape) != 1 or norm.weight is None:
             raise ValueError("expected a norm over one axis with a weight")
         return _sharing(cls(norm.normalized_shape[0], norm.eps, device="meta"), weight=norm.weight)
@@ -103,7 +103,7 @@ class AddLayerNorm(nn.LayerNorm):
 
     @classmethod
     def from_torch(cls, norm: nn.LayerNorm) -> AddLayerNorm:
-        """Of the layer norm after an addition."""
+        """From the layer norm after an addition."""
         _check_norm(norm)
         module = cls(norm.normalized_shape[0], norm.eps, device="meta")
         return _sharing(module, weight=norm.weight, bias=norm.bias)
@@ -126,7 +126,7 @@ class BiasDropoutAdd(nn.Module):
 
     @classmethod
     def from_torch(cls, linear: nn.Linear, dropout: nn.Dropout) -> BiasDropoutAdd:
-        """Of the bias of a linear layer, which is then called without it, and of the dropout after it."""
+        """From the bias of a linear layer, which is then called without it, and the dropout after it."""
         if linear.bias is None:
             raise ValueError("expected a linear layer with a bias")
         return _sharing(cls(linear.out_features, dropout.p, device="meta"), bias=linear.bias)
@@ -153,7 +153,7 @@ class DropoutAddLayerNorm(nn.LayerNorm):
 
     @classmethod
     def from_torch(cls, dropout: nn.Dropout, norm: nn.LayerNorm) -> DropoutAddLayerNorm:
-        """Of a dropout, and of the layer norm after the addition that follows it."""
+        """From a dropout, and the layer norm after the following addition."""
         _check_norm(norm)
         module = cls(norm.normalized_shape[0], dropout.p, norm.eps, device="meta")
         return _sharing(module, weight=norm.weight, bias=norm.bias)
@@ -221,7 +221,7 @@ class QKVProjection(nn.Linear):
 
     @classmethod
     def from_torch(cls, linear: nn.Linear, num_heads: int, num_key_heads: Optional[int] = None) -> QKVProjection:
-        """Of one linear layer for all three."""
+        """From one linear layer for all three."""
         if linear.bias is None:
             raise ValueError("expected a linear layer with a bias")
         module = cls(linear.in_features, num_heads, num_key_heads, device="meta")
@@ -240,9 +240,9 @@ class QKVProjection(nn.Linear):
 class FusedAttention(nn.Module):
     """`dropout(softmax(scale q k^T + mask)) v` over `[batch, heads, sequence, features]`; the scale is `1 / sqrt(features)` by default.
 
-    It has no parameters. Keys and values may have fewer heads, each shared by several of queries. A mask is of truth
-    values (true: attend) or of floats that are added to the scores; with one, `causal` must be off. Causal is as torch has
-    it: query `i` sees the keys up to `i`; with `from_end` the last query sees all keys.
+    It has no parameters. Keys and values may have fewer heads, each shared by several query heads. A mask is of truth
+    values (true: attend) or of floats that are added to the scores; with a mask, `causal` must be off. Causal is as in torch:
+    query `i` sees the keys up to `i`; with `from_end` the last query sees all keys.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class FusedAttention(nn.Module):
 class FusedAttentionBlock(nn.Module):
     """`s = residual + attention(x) W + b`, `y = layer_norm(s)`; gives `y` and `s`.
 
-    That is the attention sublayer, and the norm of what follows. `x` and `residual` are `[batch, sequence, embed_dim]`.
+    This is the attention sublayer and the norm after it. `x` and `residual` are `[batch, sequence, embed_dim]`.
     State dict: `in_proj_weight`, `in_proj_bias`, `out_proj.weight` and `out_proj.bias` as of `MultiheadAttention`, then
     `norm.weight` and `norm.bias`.
     """
@@ -301,7 +301,7 @@ class FusedAttentionBlock(nn.Module):
     def from_torch(
         cls, attention: nn.MultiheadAttention, norm: nn.LayerNorm, causal: bool = True
     ) -> FusedAttentionBlock:
-        """Of an attention without dropout, and of the norm after the addition that follows it."""
+        """From an attention without dropout, and the norm after the following addition."""
         _check_norm(norm)
         plain = attention.in_proj_weight is not None and attention.in_proj_bias is not None
         if not plain or attention.bias_k is not None or attention.add_zero_attn or attention.dropout:
@@ -359,7 +359,7 @@ class FFN(nn.Module):
 
     @classmethod
     def from_torch(cls, norm: nn.LayerNorm, linear1: nn.Linear, act: nn.Module, linear2: nn.Linear) -> FFN:
-        """Of the four modules of a feed-forward sublayer whose input is added to its result."""
+        """From the four modules of a feed-forward sublayer whose input is added to its result."""
         _check_norm(norm)
         if linear1.bias is None or linear2.bias is None:
             raise ValueError("expected linear layers with biases")
@@ -408,7 +408,7 @@ class EmbeddingNorm(nn.Module):
 
     @classmethod
     def from_torch(cls, wte: nn.Embedding, wpe: nn.Embedding, norm: nn.LayerNorm) -> EmbeddingNorm:
-        """Of two embeddings and the norm of their sum."""
+        """From two embeddings and the norm of their sum."""
         _check_norm(norm)
         if any(e.padding_idx is not None or e.max_norm is not None or e.sparse for e in (wte, wpe)):
             raise ValueError("expected embeddings without padding, largest norm and sparse gradients")
@@ -453,7 +453,7 @@ class LinearCrossEntropy(nn.Module):
     def from_torch(
         cls, linear: nn.Linear, ignore_index: Optional[int] = None, label_smoothing: float = 0.0, z_loss: float = 0.0
     ) -> LinearCrossEntropy:
-        """Of the head that makes logits."""
+        """From the head that computes logits."""
         if linear.bias is not None:
             raise ValueError("expected a linear layer without a bias")
         options: Any = {"label_smoothing": label_smoothing, "z_loss": z_loss}

@@ -1,4 +1,4 @@
-"""Functions with the signatures of `torch.nn.functional`, to put in their place."""
+"""Drop-in replacements for functions of `torch.nn.functional`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def scaled_dot_product_attention(
     *,
     causal_from_end: bool = False,
 ) -> Tensor:
-    """Takes the place of `torch.nn.functional.scaled_dot_product_attention`, fused in one kernel, with gradients.
+    """Replaces `torch.nn.functional.scaled_dot_product_attention`: fused in one kernel, with gradients.
 
     A mask is of truth values (true: attend) or of floats that are added. `is_causal` lets query `i` see the keys up to `i`, as
     torch's does; with `causal_from_end` too, the last query sees all keys. Heads of keys and values are shared with

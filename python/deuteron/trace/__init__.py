@@ -1,10 +1,10 @@
-"""Values of a function that is being traced, and the functions on them.
+"""Traced values, and the functions on them.
 
-Inside a function under `deuteron.fuse`, tensors are `Value`s: they have a dtype and a shape and no numbers, and what
-is done with them is written down. Methods and functions are called as in torch; most functions of torch (`torch.exp`,
+Inside a function under `deuteron.fuse`, tensors are `Value`s: they have a dtype and a shape but no numbers, and the operations
+on them are recorded. Methods and functions are called as in torch; most functions of torch (`torch.exp`,
 `torch.nn.functional.layer_norm`, ...) and NumPy (`np.exp`, `np.where`, ...) take values too, and so does the catalogue.
-What the text form cannot say is left to torch, between fused programs, where it is one of the functions of `deuteron.trace.left`; else it
-is refused with a `TypeError` or a `ValueError`, when the function is traced.
+Functions in `deuteron.trace.left`, which the text form does not have, run in torch between fused programs; any other one
+is refused with a `TypeError` or a `ValueError` when the function is traced.
 """
 
 from __future__ import annotations

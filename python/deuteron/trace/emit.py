@@ -36,7 +36,7 @@ def foreign(operand: Any) -> str:
     if isinstance(operand, Extremes):
         return "the pair of max or min: take its `values`, or use amax or amin"
     if hasattr(operand, "shape") and hasattr(operand, "dtype"):
-        return f"a {kind} that is no argument of the fused function: pass it as one"
+        return f"a {kind} that is not an argument of the fused function: pass it as one"
     return f"a {kind}"
 
 
@@ -58,9 +58,9 @@ def trace_of(op: str, *operands: Any) -> Trace:
     """The trace that values belong to."""
     traces = [operand._trace for operand in operands if isinstance(operand, Value)]
     if not traces:
-        raise TypeError(f"{op}: expected a value of a function that is traced")
+        raise TypeError(f"{op}: expected a value of a traced function")
     if any(trace is not traces[0] for trace in traces):
-        raise ValueError(f"{op}: expected values of one trace, got a value that another trace left behind")
+        raise ValueError(f"{op}: expected values of one trace, got a value of another trace")
     return traces[0]
 
 
@@ -121,7 +121,7 @@ def is_device(x: Value, word: Any) -> bool:
         return False
     named = type(own)(word) if isinstance(word, str) else word
     if named.type != own.type or named.index not in (None, own.index):
-        raise TypeError(f"to: expected the device of the operands, {own}, got {named}; a fused function moves nothing")
+        raise TypeError(f"to: expected the device of the operands, {own}, got {named}; a fused function moves no data")
     return True
 
 

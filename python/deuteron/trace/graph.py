@@ -1,4 +1,4 @@
-"""The graph that a trace writes down: statements, their order, and the text form.
+"""The graph of a trace: statements, their order, and the text form.
 
 Nothing here knows what an operation means; `deuteron.trace` does.
 """

@@ -1,6 +1,6 @@
-"""Calls that a fused function leaves to torch: they run between the programs of what comes before and after them.
+"""Calls that a fused function leaves to torch: they run between the programs before and after them.
 
-What such a call gives is known when a function is traced: torch computes dtypes and shapes on its meta device.
+The results of such a call are known when a function is traced: torch computes dtypes and shapes on its meta device.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def call(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -
     described = take((tuple(arguments), dict(keywords)), operands, [], "")
     values = [operand if isinstance(operand, Value) else captured(operand) for operand in operands]
     if any(value is None for value in values):
-        raise TypeError(f"{name}: got a tensor that is no argument of the fused function; pass it as one")
+        raise TypeError(f"{name}: got a tensor that is not an argument of the fused function; pass it as one")
     trace = trace_of(name, *values)
     empty = [torch.empty(value.shape, dtype=value.dtype, device="meta") for value in values if value is not None]
     words, named = _filled(described, empty)

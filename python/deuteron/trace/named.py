@@ -1,4 +1,4 @@
-"""What has a name of its own in the text form: activations, norms, products, attention, losses."""
+"""Functions with names in the text form: activations, norms, matmuls, attention, losses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What torch may do while a function is traced: modes of autograd are honoured, custom gradients refused, modules noted, and tensors that are
-no arguments captured."""
+"""Torch's behaviour while a function is traced: modes of autograd are respected, custom gradients refused, modules recorded, and tensors that are
+not arguments captured."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Captures:
                 return None
             word = dtype_word(tensor.dtype)
             if word in FLOATS and is_double(tensor.dtype) is not self._trace.doubles:
-                raise TypeError(f"{holder.key or name}: expected floats of 64 bits alone, or none, got both; cast some")
+                raise TypeError(f"{holder.key or name}: expected only 64-bit floats, or none, got both; cast some")
             shape = tuple(int(size) for size in tensor.shape)
             node = self._trace.input(str(holder.key or name), word, shape, is_long=is_long(tensor.dtype))
             known = self._found[id(tensor)] = (Capture(tensor, holder, _kind(tensor)), node)

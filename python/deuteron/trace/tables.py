@@ -1,7 +1,7 @@
-"""Functions of torch and NumPy on values: which of ours each of them is.
+"""Maps functions of torch and NumPy on values to ours.
 
-torch and NumPy hand a call on a value over by their own protocols, so neither is imported before the function that is
-traced has done so.
+torch and NumPy pass a call on a value to us by their own protocols, so neither is imported before the traced function
+has done so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deuteron.trace.value import Value
 
 Handler = Callable[..., Any]
 
-_NOT_THERE = "a fused function cannot call it; deuteron.trace lists what there is"
+_NOT_THERE = "a fused function cannot call it; deuteron.trace lists the supported functions"
 
 _NUMPY_ARGUMENTS = {"a": "x", "arr": "x", "axis": "dim", "keepdims": "keepdim"}
 _TORCH_ARGUMENTS = {"input": "x", "self": "x", "tensor": "x", "axis": "dim", "keepdims": "keepdim"}
@@ -33,7 +33,7 @@ def torch_call(function: Any, arguments: Sequence[Any], keywords: Mapping[str, A
         name = torch.overrides.resolve_name(function) or getattr(function, "__name__", str(function))
         for argument in (*arguments, *keywords.values()):
             if isinstance(argument, torch.Tensor):
-                raise TypeError(f"{name}: got a tensor that is no argument of the fused function; pass it as one")
+                raise TypeError(f"{name}: got a tensor that is not an argument of the fused function; pass it as one")
         raise TypeError(f"{name}: {_NOT_THERE}")
     return _call(handler, arguments, keywords, _TORCH_ARGUMENTS)
 

@@ -1,4 +1,4 @@
-"""The value: what stands for a tensor in a function that is traced."""
+"""The value: a placeholder for a tensor in a traced function."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def _cast(word: str) -> Method:
 
 def _no_numbers(what: str, instead: str) -> Callable[..., NoReturn]:
     def refused(*_arguments: Any, **_keywords: Any) -> NoReturn:
-        raise TypeError(f"{what}: a value that is traced has no numbers; {instead}")
+        raise TypeError(f"{what}: a traced value has no numbers; {instead}")
 
     return refused
 
 
 def _in_place(what: str, instead: str) -> Callable[..., NoReturn]:
     def refused(*_arguments: Any) -> NoReturn:
-        raise TypeError(f"{what}: a value that is traced is not changed in place; {instead}")
+        raise TypeError(f"{what}: a traced value cannot be changed in place; {instead}")
 
     return refused
 
 
 class Value:
-    """A tensor of a function that is being traced: a dtype and a shape, and no numbers."""
+    """A tensor in a traced function: a dtype and a shape, without numbers."""
 
     __slots__ = ("_trace", "_node", "_index")
     __array_priority__ = 1000
@@ -126,9 +126,9 @@ class Value:
     __int__ = _no_numbers("int(value)", "use the value itself, or pass a number as an argument")
     __index__ = _no_numbers("an index from a value", "`table[value]` picks rows")
     __array__ = _no_numbers("conversion to an array", "use functions that take values")
-    item = _no_numbers("item()", "return the value, and ask the result")
-    tolist = _no_numbers("tolist()", "return the value, and ask the result")
-    numpy = _no_numbers("numpy()", "return the value, and ask the result")
+    item = _no_numbers("item()", "return the value, and query the result")
+    tolist = _no_numbers("tolist()", "return the value, and query the result")
+    numpy = _no_numbers("numpy()", "return the value, and query the result")
     __setitem__ = _in_place("value[..] = ..", "deuteron.trace.where or cat make a new value")
     __iadd__ = _in_place("+=", "write `x = x + y`")
     __isub__ = _in_place("-=", "write `x = x - y`")
@@ -145,7 +145,7 @@ class Value:
                 found = torch_method(name, self)
                 if found is not None:
                     return found
-            raise Unsupported(f"{name}: a value that is traced has no such attribute; deuteron.trace lists what there is")
+            raise Unsupported(f"{name}: a traced value has no such attribute; deuteron.trace lists the supported functions")
 
     # Arithmetic.
 
@@ -262,7 +262,7 @@ class Value:
     def device(self) -> Any:
         """That of the operands."""
         if self._trace.device is None:
-            raise Unsupported("device: a value that is traced has one only among tensors of torch")
+            raise Unsupported("device: a traced value has one only with torch tensors")
         return self._trace.device
 
     def to(self, *words: Any, **others: Any) -> Value:

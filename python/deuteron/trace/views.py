@@ -1,4 +1,4 @@
-"""Changes of index: no arithmetic, and no memory traffic unless a reader cannot follow them."""
+"""Views: no arithmetic, and no memory traffic unless a consumer cannot read through them."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ fn launch(rows: &Rows, op: &str, batch: &str, positions: &str) -> Result<(f64, f
     Ok((torch, of("torch.compile cuDNN")?, of(apart)?, of("ours one launch")?))
 }
 
-/// Both ops with what follows attention.
+/// Both ops that continue after attention.
 pub fn all_launches(root: &Path) -> Result<String> {
     launches(root, &["attention_add_norm", "attention_block"])
 }

@@ -11,7 +11,7 @@ pub fn rows(root: &Path) -> Result<String> {
     table(root, "h200-row-ladder.csv", "on an H200", "bash bench/gpu.sh ladders")
 }
 
-/// Attention and what follows it, on a GPU.
+/// Attention with residual and norm, on a GPU.
 pub fn launches(root: &Path) -> Result<String> {
     table(root, "h200-launch-ladder.csv", "on an H200", "bash bench/gpu.sh ladders")
 }

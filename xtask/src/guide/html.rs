@@ -42,7 +42,7 @@ fn whole(book: &Book, index: usize) -> String {
         .unwrap_or_default()
     };
     let (before, after) =
-        (neighbour(index.checked_sub(1), "Before", "before"), neighbour(Some(index + 1), "Next", "next"));
+        (neighbour(index.checked_sub(1), "Previous", "before"), neighbour(Some(index + 1), "Next", "next"));
     let (title, list, body) = (escaped(&page.title), list(book, index), body(book, page));
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width, \

@@ -1,10 +1,10 @@
-//! Backward, by computing the probabilities again: a range of keys against all queries that see it.
+//! Backward, which recomputes the probabilities: a range of keys against all queries that see it.
 //!
 //! `p = exp(s - logsumexp)`, `ds = p * (kept * (do v^T) - rowsum(do * o))`,
 //! `dv = (kept * p)^T do`, `dk = scale * ds^T q`, `dq = scale * ds k`.
 //!
 //! A key is a lane. `dk` and `dv` are summed in scratch, over the heads of a group in order. `dq` of a range of keys is
-//! summed in memory of its own, and [`finish`](super::finish()) adds the ranges in order.
+//! summed in separate memory, and [`finish`](super::finish()) adds the ranges in order.
 
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
@@ -21,18 +21,18 @@ use super::scratch::Places;
 use super::weights::{self, Part};
 use super::{Heads, Inputs, Scratch, Shared, TILE};
 
-/// A backward run: what all its tasks share.
+/// A backward run: the data shared by all its tasks.
 #[derive(Clone, Copy)]
 pub struct Backward<'a> {
-    /// What was computed.
+    /// The forward computation.
     pub attention: &'a Attention,
-    /// What forward read.
+    /// The operands of forward.
     pub inputs: &'a Inputs,
-    /// What forward gave.
+    /// A result of forward.
     pub output: Heads,
     /// How it is stored: `F32` where it was not rounded, which matters where slopes nearly cancel.
     pub output_dtype: Dtype,
-    /// What forward gave.
+    /// A result of forward.
     pub logsumexp: Shared,
     /// The gradient of the output.
     pub output_gradient: Heads,
@@ -265,7 +265,7 @@ unsafe fn query_tile<S: Simd>(
             logsumexp: job.logsumexp.0.add(first),
             row_sums: places.each.add(row),
         });
-        // dv and dk, a key a lane.
+        // dv and dk, a key per lane.
         for (c, rows, b) in [(places.value_sums, slope_rows, places.scores), (places.sums, q_rows, places.slopes)] {
             let product = Product {
                 c,

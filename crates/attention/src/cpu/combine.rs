@@ -9,7 +9,7 @@ use super::forward::{Forward, end_rows};
 use super::scratch::Places;
 use super::{Output, Scratch};
 
-/// Runs one of `combine_tasks`, after all of [`forward`](super::forward()): ends the rows of a tile of queries.
+/// Runs one of `combine_tasks`, after all of [`forward`](super::forward()): finishes the rows of a tile of queries.
 ///
 /// # Safety
 /// As for [`forward`](super::forward()), whose tasks are all done.
@@ -66,7 +66,7 @@ struct Ranges {
     count: usize,
 }
 
-/// Gives the maximum and the sum of all ranges, and the sums of values in `to`.
+/// Returns the maximum and the sum of all ranges, and writes the sums of values to `to`.
 struct Join<'a> {
     ranges: Ranges,
     to: &'a mut [f32],

@@ -76,7 +76,7 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
     }
 }
 
-/// Ends the rows, or leaves them for `combine`.
+/// Finishes the rows, or leaves them for `combine`.
 ///
 /// # Safety
 /// As for [`decode`].
@@ -112,7 +112,7 @@ unsafe fn end_queries<S: Simd>(simd: S, forward: &Forward, output: &mut Output, 
     }
 }
 
-/// A finished row; zeros if it has seen nothing.
+/// A finished row; zeros if it sees no key.
 pub(super) fn divide(sums: &mut [f32], sum: f32) {
     let inverse = 1.0 / sum;
     sums.iter_mut().for_each(|x| *x = if sum == 0.0 { 0.0 } else { *x * inverse });
@@ -187,7 +187,7 @@ impl Query {
         }
     }
 
-    /// Products with four keys, one below the other. Their values are wanted next.
+    /// Products with four keys, one below the other; prefetches their values.
     #[inline(always)]
     unsafe fn products<S: Simd, F: Format>(&self, simd: S, keys: [usize; 4]) -> [S::Float; 4] {
         let width = self.keys.width;
@@ -232,7 +232,7 @@ impl Query {
         }
     }
 
-    /// Turns scores into probabilities; gives the factor of earlier sums.
+    /// Converts scores to probabilities; returns the factor of earlier sums.
     #[inline(always)]
     unsafe fn softmax<S: Simd>(&self, simd: S) -> f32 {
         // SAFETY: scores and weights hold a tile of lanes; the statistics are one number each.

@@ -62,13 +62,13 @@ impl Family<CpuTarget> for AttentionFamily {
     }
 }
 
-/// The kernel of what was lowered from a group, which always fits.
+/// The kernel of a lowered group, which is always supported.
 fn checked<L: fmt::Debug>(lowered: L, fits: fn(&L) -> bool, make: fn(L) -> Kernel) -> Kernel {
     debug_assert!(fits(&lowered), "{lowered:?}");
     make(lowered)
 }
 
-/// The kernel of attention, or none where its sizes contradict each other or no kernel computes it.
+/// The kernel of attention, or none if its sizes are inconsistent or not supported.
 pub fn kernel(lowered: LoweredAttention) -> Option<Kernel> {
     fits(&lowered).then(|| make(lowered))
 }
@@ -141,7 +141,7 @@ fn starts(args: &[ArgBinding]) -> Vec<usize> {
     args.iter().map(ArgBinding::start).collect()
 }
 
-/// Whether kernels compute it, and its arguments are as they are used.
+/// Whether kernels support it, and its arguments match their use.
 fn fits(lowered: &LoweredAttention) -> bool {
     let LoweredAttention { kernel, shape, args } = lowered;
     let operands = kernel.operands();
@@ -150,12 +150,12 @@ fn fits(lowered: &LoweredAttention) -> bool {
     kernel.result == AttentionResult::Values && kernel.sized(shape, 0).refusal().is_none() && bound
 }
 
-/// Whether an argument has the dtype and direction that attention has it in.
+/// Whether an argument has the dtype and direction that attention expects.
 fn is_bound(kernel: &AttentionKernel, operand: AttentionOperand, arg: &ArgBinding) -> bool {
     arg.dtype.bytes() == kernel.operand_dtype(operand).bytes() && arg.written == (operand == AttentionOperand::O)
 }
 
-/// Whether the operands of attention are those of a launch that has others besides.
+/// Whether the operands of attention are among those of a launch.
 fn operands_fit(kernel: &AttentionKernel, args: &[ArgBinding]) -> bool {
     let operands = &kernel.operands()[..kernel.operands().len() - 1];
     args.len() >= operands.len() && operands.iter().zip(args).all(|(&operand, arg)| is_bound(kernel, operand, arg))
@@ -181,7 +181,7 @@ fn rows_fit(lowered: &LoweredAttentionRows) -> bool {
     bound && attention.joined(shape, epilogue.cols).is_some()
 }
 
-/// Whether attention gives all that one matmul without a prologue reads, and that is one that kernels compute.
+/// Whether attention computes the whole left operand of one supported matmul without a prologue.
 fn block_fits(lowered: &LoweredAttentionBlock) -> bool {
     let LoweredAttentionBlock { kernel, launch } = lowered;
     let (attention, product) = (&kernel.attention, &kernel.product);
@@ -197,7 +197,7 @@ fn block_fits(lowered: &LoweredAttentionBlock) -> bool {
     alone && inside && matmul::fits(&second)
 }
 
-/// Whether kernels compute it: every head has keys of its own, which are stored as its queries.
+/// Whether kernels support it: every head has its own keys, in the dtype of its queries.
 fn backward_fits(lowered: &LoweredBackward) -> bool {
     let LoweredBackward { kernel, shape, args } = lowered;
     let alone = kernel.group == 1 && kernel.kv == kernel.dtype && kernel.result == AttentionResult::Values;

@@ -17,14 +17,14 @@ use super::softmax::{Diagonal, Divide, Shift, Softmax};
 use super::weights::{self, Part};
 use super::{Finished, Heads, Inputs, Output, Scratch, Shared, TILE};
 
-/// A forward run: what all its tasks share.
+/// A forward run: the data shared by all its tasks.
 #[derive(Clone, Copy)]
 pub struct Forward<'a> {
     /// What is computed.
     pub attention: &'a Attention,
     /// What is read.
     pub inputs: &'a Inputs,
-    /// `[batch, heads, queries]`, if wanted.
+    /// `[batch, heads, queries]`, if requested.
     pub logsumexp: Option<Shared>,
     /// Of `partial_elements`; not touched if that is 0.
     pub partials: Shared,
@@ -32,7 +32,7 @@ pub struct Forward<'a> {
     pub amx: Option<Amx>,
 }
 
-/// Runs one of `forward_tasks`. With one range of keys it ends the rows; else [`combine`](super::combine()) does.
+/// Runs one of `forward_tasks`. With one range of keys it finishes the rows; otherwise [`combine`](super::combine()) does.
 ///
 /// # Safety
 /// All tensors hold what [`Attention`] says (keys and masks up to `used`) at their strides, nothing else writes to them
@@ -195,7 +195,7 @@ unsafe fn turn_weights<S: Simd>(simd: S, places: Places, lanes: usize) {
     unsafe { Turn { from, from_stride: TILE, to, to_stride: TILE, rows: lanes, columns: TILE }.run(simd) }
 }
 
-/// Ends the rows of a tile, or leaves them for `combine`.
+/// Finishes the rows of a tile, or leaves them for `combine`.
 ///
 /// # Safety
 /// As for [`tile`].
@@ -230,7 +230,7 @@ unsafe fn end_tile<S: Simd>(simd: S, forward: &Forward, output: &mut Output, wor
     }
 }
 
-/// Stores finished rows of `padded` elements, or hands them on.
+/// Stores finished rows of `padded` elements, or passes them on.
 ///
 /// # Safety
 /// The output holds the rows, and `from` holds them.

@@ -4,12 +4,12 @@
 //! own [`Scratch`]; if keys are split, then every task `0..combine_tasks()`. Backward likewise: [`backward()`], then
 //! [`finish()`]. Nothing allocates while running.
 //!
-//! - `forward.rs`: a tile of queries against tiles of keys, a query a lane: neither keys nor values are packed, and the
+//! - `forward.rs`: a tile of queries against tiles of keys, a query per lane: neither keys nor values are packed, and the
 //!   statistics of the softmax need no sum across lanes.
 //! - `decode.rs`: few queries; lanes along the width, keys and values are streamed once for all heads that share them.
-//! - `backward.rs`: a range of keys against all queries, a key a lane; gradients of queries are kept for each range and
+//! - `backward.rs`: a range of keys against all queries, a key per lane; gradients of queries are kept for each range and
 //!   added in order.
-//! - `driver/` hands tasks out to threads, `family.rs` makes kernels of groups.
+//! - `driver/` distributes tasks to threads, `family.rs` makes kernels from groups.
 //! - `product.rs` is the product of `f32` tiles, `amx.rs` that of bf16 tiles.
 
 mod amx;
@@ -81,7 +81,7 @@ pub struct Mask {
     pub elements: Heads,
 }
 
-/// What both directions read.
+/// The operands of both directions.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs {
     /// `[batch, heads, queries, width]`
@@ -92,14 +92,14 @@ pub struct Inputs {
     pub v: Heads,
     /// Added to the scores.
     pub mask: Option<Mask>,
-    /// Keys that count: at most `keys`.
+    /// Keys in use: at most `keys`.
     pub used: Used,
 }
 
-/// How many of the keys of a sequence count.
+/// Number of keys in use per sequence.
 #[derive(Debug, Clone, Copy)]
 pub enum Used {
-    /// So many of each.
+    /// This many of each sequence.
     Of(usize),
     /// Those up to the last query, where these are the positions of each sequence's first query: `[batch]`, any alignment.
     To(*const i32),
@@ -119,7 +119,7 @@ impl Used {
         }
     }
 
-    /// Keys of a sequence that count. Positions may be any number: keys beyond the last are not seen by anyone.
+    /// Keys in use of a sequence. Positions may be any number: no query sees keys beyond the last.
     ///
     /// # Safety
     /// There is a position for each sequence.
@@ -135,7 +135,7 @@ impl Used {
     }
 }
 
-/// Rows of `o` that are done, in `f32`, for the caller to go on with.
+/// Finished rows of `o`, in `f32`, for further work of the caller.
 pub struct Finished<'a> {
     /// The sequence.
     pub batch: usize,
@@ -149,15 +149,15 @@ pub struct Finished<'a> {
     pub stride: usize,
 }
 
-/// Where the result goes.
+/// The destination of the result.
 pub enum Output<'a> {
     /// Stored, rounded to the storage type.
     Store(Heads),
-    /// Handed to the caller as it is computed.
+    /// Passed to the caller as it is computed.
     Hand(&'a mut dyn FnMut(Finished<'_>)),
 }
 
-/// `f32` memory that all tasks share and each writes its own part of.
+/// Shared `f32` memory, of which each task writes its own part.
 #[derive(Debug, Clone, Copy)]
 pub struct Shared(pub *mut f32);
 

@@ -2,13 +2,13 @@
 
 use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
 
-/// What a product adds to.
+/// The initial value of a product's accumulators.
 #[derive(Clone, Copy)]
 pub(super) enum Start {
     Zero,
-    /// What is there.
+    /// The present value.
     Sum,
-    /// What is there, times a number for each column.
+    /// The present value, times one factor per column.
     Scaled(*const f32),
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Product {
 
 impl Product {
     /// # Safety
-    /// `c` can be written and `b` read for `lanes` elements a row, and `a` at every row and `i`.
+    /// `c` can be written and `b` read for `lanes` elements per row, and `a` at every row and `i`.
     pub unsafe fn run<S: Simd>(self, simd: S) {
         simd.enter(self);
     }

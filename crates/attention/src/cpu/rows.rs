@@ -35,7 +35,7 @@ impl Stored {
         unsafe { self.address.add(row * self.stride * F::BYTES) }
     }
 
-    /// Asks for a row, which need not be there.
+    /// Prefetches a row, which need not exist.
     #[inline(always)]
     pub fn fetch<S: Simd, F: Format>(&self, simd: S, row: usize) {
         let row = self.address.wrapping_add(row * self.stride * F::BYTES);
@@ -44,7 +44,7 @@ impl Stored {
         }
     }
 
-    /// Asks for the rows, to be written later. They may lie far from each other, where the machine does not see what comes next.
+    /// Prefetches rows to be written later. They may be far apart, where hardware prefetchers do not help.
     pub fn claim<S: Simd>(&self, simd: S) {
         let bytes = self.dtype.bytes();
         for row in 0..self.rows {

@@ -11,7 +11,7 @@ pub struct Scratch {
     memory: Lines,
 }
 
-/// Where the tiles are. Every one starts on a cache line; rows hold [`TILE`] or `padded` elements.
+/// Offsets of the tiles. Every tile starts on a cache line; rows hold [`TILE`] or `padded` elements.
 #[derive(Clone, Copy)]
 pub(super) struct Places {
     /// `[padded][TILE]`: what the lanes of the tile share, transposed: queries forward; keys, and then values, backward.

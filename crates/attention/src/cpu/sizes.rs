@@ -1,4 +1,4 @@
-//! How the work is cut: by sizes alone, so that any number of threads gives the same bits.
+//! The division of work: by sizes only, so that any number of threads gives the same bits.
 
 use super::super::Attention;
 use super::TILE;
@@ -12,7 +12,7 @@ const SPLIT_KEYS: usize = 256;
 /// The same for backward, where a range costs a gradient of all queries.
 const BACKWARD_TASKS: usize = 16;
 
-/// What one forward task does.
+/// The work of one forward task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Task {
     pub batch: usize,
@@ -26,7 +26,7 @@ pub(super) struct Task {
     pub end: usize,
 }
 
-/// The rows that a task ends.
+/// The rows that a task finishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
     /// The sequence.
@@ -63,12 +63,12 @@ impl Attention {
         if self.splits() == 1 { 0 } else { self.row_tasks() }
     }
 
-    /// Tasks that end rows: those of [`forward`](super::forward()), or of [`combine`](super::combine()) where keys are split.
+    /// Tasks that finish rows: those of [`forward`](super::forward()), or of [`combine`](super::combine()) if keys are split.
     pub fn ending_tasks(&self) -> usize {
         if self.splits() == 1 { self.forward_tasks() } else { self.combine_tasks() }
     }
 
-    /// What one of [`ending_tasks`](Self::ending_tasks) ends.
+    /// The rows that one of [`ending_tasks`](Self::ending_tasks) finishes.
     pub fn ended(&self, task: usize) -> Ended {
         let (batch, head, query, rows) = if self.splits() == 1 && self.decodes() {
             let Task { batch, head, query, rows, .. } = self.task(task);
@@ -79,7 +79,7 @@ impl Attention {
         Ended { batch, head, query, rows }
     }
 
-    /// Ending tasks that a row of `joined` heads waits for.
+    /// Number of finishing tasks that a row of `joined` heads waits for.
     pub fn tasks_of_row(&self, joined: usize) -> usize {
         if self.splits() == 1 && self.decodes() { joined / self.group() } else { joined }
     }
@@ -115,7 +115,7 @@ impl Attention {
     }
 
     /// Keys that the last query of each whole tile of `rows` queries sees, summed over tiles. Under a causal mask these are the terms of an
-    /// arithmetic series, after the tiles that see none: there may be more queries than can be gone through.
+    /// arithmetic series, after the tiles that see none: there may be too many queries to iterate over.
     fn seen_by_last_of(&self, rows: usize) -> f64 {
         let tiles = self.queries / rows;
         if !self.causal {

@@ -7,7 +7,7 @@ use deuteron_codegen::cpu::simd::math::{exp, exp2, log};
 
 use super::TILE;
 
-/// How far scores may pass the maximum, as a power of 2, before it follows: `2^8` is harmless in `f32`, and earlier sums
+/// By how much, as a power of 2, scores may exceed the maximum before it is updated: `2^8` is harmless in `f32`, and earlier sums
 /// seldom have to be scaled.
 const SLACK: f32 = 8.0;
 
@@ -70,9 +70,9 @@ impl Kernel for Shift {
     }
 }
 
-/// Turns scores into `exp(scale * s - maximum)` and carries the maximum and the sum of every lane on.
+/// Converts scores to `exp(scale * s - maximum)` and updates the maximum and the sum of every lane.
 ///
-/// In powers of 2: the maximum is that of `scale * s / ln 2`. It stays behind by up to [`SLACK`].
+/// In powers of 2: the maximum is that of `scale * s / ln 2`. It may be too small by up to [`SLACK`].
 pub(super) struct Softmax {
     pub scores: *mut f32,
     pub keys: usize,
@@ -80,7 +80,7 @@ pub(super) struct Softmax {
     pub scale: f32,
     pub maximum: *mut f32,
     pub sum: *mut f32,
-    /// Gets what earlier sums are to be multiplied by.
+    /// Receives the factor of earlier sums.
     pub factor: *mut f32,
     /// A tile that multiplies the results, after they are summed.
     pub kept: Option<*const f32>,
@@ -183,9 +183,9 @@ fn pair_of<S: Simd>(simd: S, [low, high]: [S::Float; 2]) -> S::Int {
     simd.or(simd.shift_right::<16>(low), simd.and(high, simd.splat_int(-0x1_0000)))
 }
 
-/// Ends the softmax of a tile: `o / sum`, and the logsumexp.
+/// Finishes the softmax of a tile: `o / sum`, and the logsumexp.
 pub(super) struct Divide {
-    /// `[width][TILE]`, a query a lane.
+    /// `[width][TILE]`, a query per lane.
     pub sums: *mut f32,
     pub width: usize,
     pub lanes: usize,

@@ -34,7 +34,7 @@ pub(super) unsafe fn mask<S: Simd>(simd: S, mask: &Mask, part: Part, to: *mut f3
     }
 }
 
-/// Writes what dropout multiplies a part by to `to`, rows of [`TILE`]; zeros beyond.
+/// Writes the dropout factors of a part to `to`, rows of [`TILE`]; zeros beyond.
 ///
 /// # Safety
 /// `to` can be written for `padded_rows` rows, and `random` for `TILE + SLACK` elements.

@@ -1,4 +1,4 @@
-//! What attention does on the CPU.
+//! The work of attention on the CPU.
 
 use deuteron_codegen::cpu::count::with_epilogue;
 use deuteron_codegen::cpu::emit::emit;
@@ -61,7 +61,7 @@ pub(super) fn attention_work(kernel: &AttentionKernel, shape: &AttentionShape) -
     work
 }
 
-/// Attention, and the tile program of what follows once over its rows.
+/// Attention, and the tile program of the row work once over its rows.
 pub(super) fn rows_work(LoweredAttentionRows { kernel, launch }: LoweredAttentionRows) -> Work {
     let kernel = kernel.map(|body| emit(&body));
     let AttentionRowsLaunch { args, shape, .. } = &launch;
@@ -72,7 +72,7 @@ pub(super) fn rows_work(LoweredAttentionRows { kernel, launch }: LoweredAttentio
     with_epilogue(attention_work(&kernel.attention, shape), &kernel.epilogue, &row_args, rows)
 }
 
-/// Attention, and when it is done the matmul of its rows and the weight.
+/// Attention, and then the matmul of its rows with the weight.
 pub(super) fn block_work(LoweredAttentionBlock { kernel, launch }: LoweredAttentionBlock) -> Work {
     let kernel = kernel.map(|body| emit(&body));
     let next = work::work(&kernel.product, &launch.matmul_launch(&kernel));

@@ -1,4 +1,4 @@
-//! Nsight Compute as another process: it runs this command again, and watches it.
+//! Nsight Compute as a separate process, which runs this command again under its profiler.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context, Result, bail};
 use deuteron::profile::ncu;
 
-/// What was counted.
+/// The counters read.
 pub struct Watched {
     /// the table that `ncu` wrote
     pub table: String,
@@ -16,7 +16,7 @@ pub struct Watched {
     pub unknown: Vec<&'static str>,
 }
 
-/// Where `ncu` is: on the path, or where the toolkit puts it.
+/// Finds `ncu` on the path or in the toolkit's folder.
 pub fn find() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let home =
@@ -64,7 +64,7 @@ fn watch_command(ncu: &Path, command: &[OsString]) -> Result<Watched> {
     }
 }
 
-/// A new folder for a table, which goes with it: nobody else's file or link is in its place.
+/// A new temporary folder for a table, removed on drop; never an existing file or link.
 struct LogFolder(PathBuf);
 
 impl LogFolder {
@@ -83,7 +83,7 @@ impl Drop for LogFolder {
     }
 }
 
-/// The lines in which it says what is wrong, or the last ones.
+/// The error lines of its output, or the last lines.
 fn complaint(said: &str) -> String {
     let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
     let errors: Vec<&str> = lines().filter(|line| line.contains("ERR") || line.starts_with("error")).take(3).collect();

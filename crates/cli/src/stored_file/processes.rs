@@ -1,4 +1,4 @@
-//! Stored files under other processes: killed while they write, and many at once.
+//! Stored files with several processes: killed while they write, and many at once.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

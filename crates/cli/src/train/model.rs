@@ -1,4 +1,4 @@
-//! The model that is trained: sizes and tokenizer by words, or a checkpoint.
+//! The model to train: sizes and tokenizer by arguments, or a checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use deuteron_train::{Error, fresh_weights, sized, vocabulary};
 use crate::model::stored;
 use crate::show;
 
-/// Sizes of a model that a CPU trains in minutes: 4.9 million parameters with a token a byte.
+/// Sizes of a model that a CPU trains in minutes: 4.9 million parameters with one token per byte.
 const SMALL: [usize; 4] = [6, 8, 256, 256];
 
 #[derive(Args)]
@@ -20,7 +20,7 @@ pub struct ModelArguments {
     /// Start from a model: box, a folder as Hugging Face lays it out, or a name in its local cache. Otherwise from scratch
     #[arg(long, value_name = "DIR|NAME", conflicts_with_all = ["size", "layers", "heads", "width", "context", "tokenizer"])]
     model: Option<String>,
-    /// Sizes of a model that has a name: gpt2, gpt2-medium, gpt2-large, gpt2-xl or box
+    /// Sizes of a named model: gpt2, gpt2-medium, gpt2-large, gpt2-xl or box
     #[arg(long, value_name = "NAME", conflicts_with_all = ["layers", "heads", "width"])]
     size: Option<String>,
     /// Transformer blocks [default: 6]
@@ -35,13 +35,13 @@ pub struct ModelArguments {
     /// Longest sequence [default: 256; that of --size]
     #[arg(long)]
     context: Option<usize>,
-    /// bytes (one token per byte, 257 in all), bpe:TOKENS (a byte-pair vocabulary of that size, made of FILE), gpt2, or the folder of a
+    /// bytes (one token per byte, 257 in all), bpe:TOKENS (a byte-pair vocabulary of that size, built from FILE), gpt2, or the folder of a
     /// model whose tokenizer it is [default: bytes]
     #[arg(long, value_name = "bytes|bpe:TOKENS|gpt2|DIR")]
     tokenizer: Option<String>,
 }
 
-/// What is trained.
+/// The model to train.
 pub struct Model {
     pub config: Config,
     pub tokenizer: Tokenizer,
@@ -102,7 +102,7 @@ impl ModelArguments {
 }
 
 impl Model {
-    /// What training starts from.
+    /// The weights that training starts from.
     pub fn weights(&self, engine: &Engine, seed: u64) -> Result<Vec<Tensor>, Error> {
         match &self.start {
             Some(checkpoint) => Ok(upload(engine, checkpoint, Weights::F32)?),

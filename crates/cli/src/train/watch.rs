@@ -1,4 +1,4 @@
-//! What is shown while a model is trained, and how it is stopped.
+//! Progress of training, and its signal handling.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use signal_hook::flag;
 
 use crate::show;
 
-/// How often a line is printed where there is no terminal.
+/// The interval of progress lines without a terminal.
 const EVERY: Duration = Duration::from_secs(10);
 
 /// A bar on a terminal, a line now and then elsewhere; samples on standard output.
@@ -41,7 +41,7 @@ impl Watching {
             // In this order: the first signal finds the flag unset.
             flag::register_conditional_shutdown(signal, 128 + signal, stop.clone())
                 .and_then(|_| flag::register(signal, stop.clone()))
-                .context("cannot listen to signals")?;
+                .context("cannot install signal handlers")?;
         }
         let quantity = match settings.precision {
             Precision::F32 => Quantity::Matrix32Tflops,
@@ -65,7 +65,7 @@ impl Watching {
         self.bar.finish_and_clear();
     }
 
-    /// Loss and speed in words. Speed is the mean of this process, which holds what happens between steps too.
+    /// Loss and speed as text. Speed is the mean over this process, including the time between steps.
     fn words(&self, line: &Line) -> String {
         let seconds = self.begin.elapsed().as_secs_f64().max(1e-9);
         let speed = ((line.step - self.first) * self.tokens) as f64 / seconds;
@@ -91,7 +91,7 @@ fn in_words(memory: &MemoryUse) -> String {
     let MemoryUse { states, sessions, otherwise } = *memory;
     let parts = format!("{} weights and moments, {} activations and gradients", Bytes(states), Bytes(sessions));
     let why = match otherwise {
-        Some(fast) => format!("to save memory, as the fastest step takes {}", Bytes(states + fast)),
+        Some(fast) => format!("to save memory: the fastest step takes {}", Bytes(states + fast)),
         None => "where that saves traffic".to_string(),
     };
     format!("memory: {} ({parts}); backward recomputes activations {why}", Bytes(memory.all()))

@@ -271,7 +271,7 @@ fn bad_usage_and_bad_input_exit_with_2() {
         (&["frobnicate"], "unrecognized subcommand"),
         (&["check", "--elements", "511"], "expected a number from 512 to 131072"),
         (&["fuse"], "<GRAPH>"),
-        (&["fuse", "gpt3"], "no file and no graph we know"),
+        (&["fuse", "gpt3"], "neither a file nor a known graph"),
         (&["fuse", "gpt2", "--seq", "4096"], "seq must be from 1 to 1024, got 4096"),
         (&["fuse", "gpt2", "--seq", "0"], "seq must be from 1 to 1024, got 0"),
         (&["fuse", "gpt2", "--dtype", "i8"], "unknown weights `i8`; expected f32, f16, bf16 or int8"),

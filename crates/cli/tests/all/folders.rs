@@ -47,7 +47,7 @@ fn after(shell: &str, command: &Command) -> Command {
     limited
 }
 
-/// No file may grow beyond so many blocks, and a write beyond is an error, as on a full disk.
+/// No file may grow beyond this many blocks, and a write beyond is an error, as on a full disk.
 fn on_a_full_disk(blocks: usize, command: &Command) -> Output {
     after(&format!("trap '' XFSZ ; ulimit -f {blocks}"), command).output().unwrap()
 }

@@ -35,7 +35,7 @@ fn the_page_and_the_table_hold_the_profile() {
     let page = folder.path("page.html");
     let words = ["profile", "norm_act", "--rows", "512", "--cols", "768", "--device", "cpu", "--html", &page];
     let text = printed(folder.run(&words));
-    for part in ["Before fusing", "After fusing", "layer_norm + gelu", "no profiler watching", "must move"] {
+    for part in ["Before fusing", "After fusing", "layer_norm + gelu", "Without the profiler", "must move"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let page = std::fs::read_to_string(page).unwrap();

@@ -117,9 +117,9 @@ fn a_signal_saves_and_resume_goes_on_with_the_same_bits() {
         assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
         let stopped = child.wait_with_output().unwrap();
         let said = String::from_utf8(stopped.stderr).unwrap();
-        assert!(stopped.status.success() && said.contains("--resume goes on"), "{signal}: {said}");
+        assert!(stopped.status.success() && said.contains("--resume continues"), "{signal}: {said}");
         let again = error(train(&folder, &out, &words).output().unwrap());
-        assert!(again.contains("go on with --resume"), "{again}");
+        assert!(again.contains("continue it with --resume"), "{again}");
         let resumed = train(&folder, &out, &[&words[..], &["--resume"]].concat()).output().unwrap();
         assert!(resumed.status.success(), "{resumed:?}");
         assert!(model(&folder, &out, 300) == model(&folder, "whole", 300), "{signal}");

@@ -1,20 +1,20 @@
-//! How a row kernel's work is cut, and when its stores go past the caches: rules that the device follows and the planner's
-//! costs count on. They depend on sizes alone, never on the number of threads.
+//! How a row kernel's work is divided into chunks, and when it uses streaming stores: rules that the device follows and the planner's
+//! costs assume. They depend only on sizes, never on the number of threads.
 
 use crate::cpu::program::TileProgram;
 
-/// Bytes a kernel touches from which its outputs are written past the caches. Below, the next kernel finds them there.
+/// Bytes touched by a kernel above which its outputs use streaming stores. Below, the next kernel finds them in the cache.
 /// Measured 2026-11-15 on a 2-core Xeon (2 MiB L2 a core) with `deuteron doctor`: copies of 256 KiB run at 25 GB/s with
 /// ordinary stores and at 21 with streaming ones, of 32 MiB at 19 and 28.
 pub const STREAM_FROM: usize = 8 << 20;
 
-/// Elements of one chunk, about: small enough to balance, large enough to hide the hand-out of a task.
+/// Approximate elements per chunk: small enough to balance, large enough to hide the distribution of tasks.
 const CHUNK: usize = 32 << 10;
 
-/// Chunks of a kernel with column sums, at most: each has a partial sum of its own.
+/// Maximum chunks of a kernel with column sums: each has its own partial sum.
 const PARTIAL_CHUNKS: usize = 64;
 
-/// Bytes from which moving them is worth a second thread.
+/// Minimum bytes for which a second thread pays.
 pub const PARALLEL_FROM: usize = 64 << 10;
 
 /// Columns of one task of a scatter.
@@ -31,7 +31,7 @@ pub struct Chunks {
     pub chunks: usize,
 }
 
-/// Cuts a launch of `program` over `rows` and `cols`.
+/// Divides a launch of `program` over `rows` and `cols`.
 pub fn chunks(program: &TileProgram, rows: usize, cols: usize) -> Chunks {
     let length = if program.flat { rows * cols } else { rows };
     let width = if program.flat { 1 } else { cols.max(1) };

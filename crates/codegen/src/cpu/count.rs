@@ -53,7 +53,7 @@ impl Counter<'_> {
         work
     }
 
-    /// Bytes within reach of the launch, as far as it decides how results are stored.
+    /// Bytes within reach of the launch, which determine whether results use streaming stores.
     fn touched(&self) -> usize {
         let reach = |(arg, access): (&ArgBinding, Access)| {
             let leading = arg.last_row();
@@ -84,7 +84,7 @@ impl Counter<'_> {
         (self.rows * self.cols.div_ceil(STRIP)) as f64
     }
 
-    /// Rows whose last vector is not full.
+    /// Rows whose last vector is partial.
     fn ragged(&self) -> f64 {
         if self.program.flat || self.cols.is_multiple_of(LANES) { 0.0 } else { self.rows as f64 }
     }
@@ -132,7 +132,7 @@ impl Counter<'_> {
         }
     }
 
-    /// Operands, arithmetic and result of one instruction over so many vectors.
+    /// Operands, arithmetic and result of one instruction over this many vectors.
     fn arithmetic(&self, work: &mut Work, inst: &Inst, vectors: f64) {
         let is_narrow = |arg: u16| !matches!(self.program.args[usize::from(arg)].dtype, Dtype::F32 | Dtype::I32);
         let convert = |work: &mut Work, arg: u16| {
@@ -166,7 +166,7 @@ impl Counter<'_> {
         }
     }
 
-    /// Random bits come four vectors at a time, whatever the row needs of them.
+    /// Random bits are generated four vectors at a time, regardless of how many the row needs.
     fn random_vectors(&self) -> f64 {
         let block = 4 * LANES;
         if self.program.flat {

@@ -1,10 +1,10 @@
 //! Body to tile program.
 //!
-//! Expressions are sorted by level: how many sweeps over the row must be done before a value can be known. Level `n` is
-//! pass `n`. What is the same for a whole row becomes scalar work before the sweep; an `f32` argument is read in place;
-//! a value that a later pass needs is kept, any other lives in a tile until its last reader.
+//! Expressions are sorted by level: the number of passes over the row before a value is known. Level `n` is
+//! pass `n`. Values that are constant along a row become scalar work before the pass; an `f32` argument is read in place;
+//! a value that a later pass needs is kept, and any other value is in a tile until its last reader.
 //!
-//! Compounds are found here: `a*b + c`, sums of products, GELU and SiLU in one sweep each.
+//! Compounds are recognised here: `a*b + c`, sums of products, GELU and SiLU in one instruction each.
 
 use deuteron_graph::{Activation, BinaryOp, CompareOp, Dtype, ReduceOp, UnaryOp};
 
@@ -26,7 +26,7 @@ pub struct PassOrigins {
     pub strip: Vec<Origin>,
 }
 
-/// Emits the tile program of a body, and says for each instruction what it came from.
+/// Emits the tile program of a body, with the origin of each instruction.
 pub fn emit_with_origins(body: &Body) -> (TileProgram, Vec<PassOrigins>) {
     let mut emitter = Emitter::new(body);
     for pass in 0..emitter.passes {
@@ -65,7 +65,7 @@ struct Emitter<'a> {
     passes: usize,
     scalars: u16,
     kept: u16,
-    /// Tiles that are free again, and how many exist.
+    /// Free tiles, and the total number of tiles.
     free_tiles: Vec<u16>,
     tiles: u16,
     row_value_slots: Vec<u16>,
@@ -135,7 +135,7 @@ impl<'a> Emitter<'a> {
         self.reads_by_pass(id).sum()
     }
 
-    /// What a stage reads, after a sum of products has become a dot and a cast has become part of its store.
+    /// The operands of a stage, after a sum of products has become a dot and a cast part of its store.
     fn stage_reads(&self, stage: &Stage) -> impl Iterator<Item = ExprId> + use<> {
         let (first, second) = match *stage {
             Stage::RowReduce { op, value, .. } => {
@@ -148,7 +148,7 @@ impl<'a> Emitter<'a> {
         [first].into_iter().chain(second)
     }
 
-    /// What the tile machine reduces: a product that is only summed is a dot, a squared difference a deviation.
+    /// The reduction of the tile machine: a product that is only summed is a dot, a squared difference a deviation.
     fn reduction(&self, op: ReduceOp, value: ExprId) -> (TileReduce, ExprId, Option<ExprId>) {
         // The product at the end of a GELU or SiLU belongs to its compound, which is worth more than a dot.
         let plain = !matches!(self.shapes[value.index()], Shape::Compound(..));
@@ -162,7 +162,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// A value less a number of its row, which is as cheap to compute again as to keep: what a layer norm centres.
+    /// A value minus a number of its row, which is as cheap to recompute as to keep: the centred values of a layer norm.
     fn centred(&self, id: ExprId) -> Option<(ExprId, ExprId)> {
         let Expr::Binary(BinaryOp::Sub, x, centre) = self.body.expr(id) else { return None };
         let again = self.finder().only_centred(id);
@@ -223,7 +223,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Notes where the instructions that were just written came from.
+    /// Records the origin of the instructions just emitted.
     fn note(&mut self, pass: usize, origin: Origin) {
         self.origins[pass].row.resize(self.out[pass].row.len(), origin);
         self.origins[pass].strip.resize(self.out[pass].strip.len(), origin);
@@ -235,7 +235,7 @@ impl<'a> Emitter<'a> {
         self.read_in[pass * count..][..count].to_vec()
     }
 
-    /// What a value needs and has not got yet, operands first.
+    /// Missing operands of a value, operands first.
     fn still_to_compute(&self, value: ExprId) -> Vec<ExprId> {
         let mut found: Vec<ExprId> = Vec::new();
         let mut stack = vec![value];
@@ -305,7 +305,7 @@ impl<'a> Emitter<'a> {
         self.free_tiles.pop().unwrap_or_else(|| next(&mut self.tiles))
     }
 
-    /// One read less; after the last one of the pass a tile is free again.
+    /// Counts a read; after the last one of the pass the tile is free.
     fn release(&mut self, id: ExprId, remaining: &mut [usize]) {
         remaining[id.index()] = remaining[id.index()].saturating_sub(1);
         if let (0, Some(Src::Tile(tile))) = (remaining[id.index()], self.place[id.index()]) {
@@ -509,7 +509,7 @@ impl Finder<'_> {
         })
     }
 
-    /// The factors of a product that nobody else reads.
+    /// The factors of a product with no other reader.
     fn product(&self, id: ExprId) -> Option<(ExprId, ExprId)> {
         self.binary(BinaryOp::Mul, id).filter(|_| self.is_read_once(id))
     }

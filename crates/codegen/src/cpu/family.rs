@@ -1,4 +1,4 @@
-//! What the CPU's kernel families share: their target, and how a program and a launch become a kernel.
+//! Shared code of the CPU's kernel families: their target, and the construction of a kernel from a program and a launch.
 
 use crate::argument::Argument;
 use crate::cpu::task::{CpuLaunch, CpuSource, Tasks};

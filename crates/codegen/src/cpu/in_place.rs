@@ -1,4 +1,4 @@
-//! When a result of a tile program may be written over the operand that it updates.
+//! Whether a result of a tile program may overwrite the operand that it updates.
 
 use super::program::{Inst, Src, TileProgram};
 use super::simd::sources;

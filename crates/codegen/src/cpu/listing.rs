@@ -1,4 +1,4 @@
-//! A tile program for a person to read.
+//! Listing of a tile program.
 
 use std::fmt;
 

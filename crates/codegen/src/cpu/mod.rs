@@ -1,5 +1,5 @@
-//! Row kernels on the CPU: the tile program, how a body becomes one, and the SIMD that runs it. What every kernel of the CPU is for a
-//! device: a task for its threads.
+//! Row kernels on the CPU: the tile program, its generation from a body, and the SIMD code that runs it; and the interface of every CPU
+//! kernel to a device: a task for its threads.
 
 pub mod bind;
 mod chunks;

@@ -1,6 +1,6 @@
-//! The tile program: what a row kernel is on the CPU.
+//! The tile program: the form of a row kernel on the CPU.
 //!
-//! A program works on one row at a time. A row is cut into strips of at most [`STRIP`] columns; within a pass every
+//! A program processes one row at a time. A row is divided into strips of at most [`STRIP`] columns; within a pass every
 //! instruction of `strip` is a SIMD loop over one strip, then the next strip follows. Values that a later pass needs are
 //! `Kept` (a whole row of scratch) or read again from their argument. Reductions gather over all strips of a pass and
 //! are finished, into a scalar, when the pass ends. Lanes are 32 bits wide: `f32`, or `i32` for indices; a truth value
@@ -17,7 +17,7 @@ pub use crate::body::{Access, ArgSpec};
 pub const STRIP: usize = 1024;
 
 /// Lanes that a reduction accumulates in, on every instruction set: column `c` goes to lane `c % LANES`, and the lanes
-/// are combined in one fixed tree. So a sum has the same order whatever the vector width.
+/// are combined in one fixed tree. So a sum has the same order for any vector width.
 pub const LANES: usize = 64;
 
 /// A row kernel for the CPU.
@@ -44,7 +44,7 @@ pub struct TileProgram {
 }
 
 impl TileProgram {
-    /// Whether a row is worked on as a whole: part of its columns would give another result, or one that is stored twice.
+    /// Whether a row must be processed as a whole, because a part of its columns would change the result or store it twice.
     pub fn needs_whole_rows(&self) -> bool {
         let reduces = |pass: &Pass| pass.strip.iter().any(|inst| matches!(inst, Inst::Reduce { .. }));
         self.passes.iter().any(reduces) || self.args.iter().any(|spec| spec.written && spec.access == Access::PerRow)
@@ -133,7 +133,7 @@ pub enum TileReduce {
     ArgMax,
 }
 
-/// What the two sides of a comparison are.
+/// The type of a comparison's operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LaneKind {
     /// `f32`
@@ -142,7 +142,7 @@ pub enum LaneKind {
     Int,
 }
 
-/// One instruction: a loop over a strip, or, with a scalar destination, one operation a row.
+/// One instruction: a loop over a strip, or, with a scalar destination, one operation per row.
 #[allow(missing_docs)] // the fields are those of the formula beside each variant
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Inst {

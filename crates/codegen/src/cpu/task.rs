@@ -1,7 +1,7 @@
-//! How the CPU runs a kernel: a launch becomes a task for a number of threads, which forks its work over them.
+//! How the CPU runs a kernel: a launch becomes a task for a number of threads, which distributes its work over them.
 //!
-//! A driver lives next to the kernels it drives and knows nothing of pools, buffers or plans: it is handed workers, addresses and
-//! scratch memory. What it does with them is its own; that every address is good for the reach of its argument is the device's.
+//! A driver is next to its kernels and knows nothing of pools, buffers or plans: it receives workers, addresses and
+//! workspaces. The device guarantees that every address is valid for the reach of its argument.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -36,18 +36,18 @@ impl<T: fmt::Debug + fmt::Display + PartialEq + Send + Sync + 'static> CpuProgra
 #[derive(Clone, Debug)]
 pub struct CpuSource {
     program: Arc<dyn CpuProgram>,
-    /// What it needs of the tile machine.
+    /// Its requirements of the tile machine.
     pub tiles: TileUse,
 }
 
-/// What a program of the tile machine needs; zeros for other kernels.
+/// The requirements of a tile program; zeros for other kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct TileUse {
     /// temporaries, a strip each
     pub tiles: u16,
     /// rows that are kept from one pass to the next
     pub kept_rows: u16,
-    /// sweeps over a row
+    /// passes over a row
     pub passes: usize,
 }
 
@@ -95,12 +95,12 @@ impl<T> fmt::Display for Described<T> {
     }
 }
 
-/// A launch on a CPU: the twin of a GPU's grids.
+/// A launch on a CPU, the counterpart of a GPU's grids.
 pub trait CpuLaunch: fmt::Debug + Send + Sync {
-    /// Made ready for so many threads. All that a run needs is allocated here; what may be large is taken from [`memory`], which unwinds.
+    /// Prepares it for this many threads. Everything that a run needs is allocated here; large memory comes from [`memory`], which unwinds.
     fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask>;
 
-    /// The machine code that preparing makes, a line for each instruction, or why the kernel is interpreted; none for a kernel that
+    /// The generated machine code, one line per instruction, or why the kernel is interpreted; none for a kernel that
     /// was compiled with this crate.
     fn machine_code(&self, _isa: Isa) -> Option<Result<Vec<String>, Uncovered>> {
         None
@@ -116,7 +116,7 @@ impl Tasks {
         Tasks(Arc::new(launch))
     }
 
-    /// Made ready for so many threads, if there is memory for it.
+    /// Prepares it for this many threads, if there is enough memory.
     pub fn prepare(&self, threads: usize, isa: Isa) -> Result<Box<dyn CpuTask>, OutOfMemory> {
         memory::caught(|| self.0.prepare(threads, isa))
     }
@@ -133,7 +133,7 @@ impl PartialEq for Tasks {
     }
 }
 
-/// A launch made ready.
+/// A prepared launch.
 pub trait CpuTask: Send {
     /// Memory that it needs beyond its own while it runs.
     fn scratch(&self) -> ScratchSizes;
@@ -142,7 +142,7 @@ pub trait CpuTask: Send {
     ///
     /// # Safety
     /// `run.addresses` are the starts of the arguments' buffers, each valid for the reach of its argument until this returns. What
-    /// is written overlaps nothing else but what it is in place of, and nobody else touches it; nobody else writes what is read. Each
+    /// is written overlaps nothing except an operand that it replaces, and nothing else accesses it; nothing else writes what is read. Each
     /// worker's scratch, and the shared memory from a cache line on, have the sizes of [`CpuTask::scratch`]; there are as many
     /// workers as it was prepared for.
     unsafe fn run(&mut self, run: Run<'_>) -> Result<(), TaskError>;
@@ -157,7 +157,7 @@ pub struct ScratchSizes {
     pub shared: usize,
 }
 
-/// What a task runs on.
+/// The inputs of a task.
 #[derive(Clone, Copy)]
 pub struct Run<'a> {
     /// threads
@@ -182,7 +182,7 @@ pub trait Workers: Sync {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Panicked;
 
-/// Why a run did not end well.
+/// Why a run failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskError {
     /// a worker panicked
@@ -215,12 +215,12 @@ impl<T> PerWorker<T> {
         PerWorker(UnsafeCell::new(value))
     }
 
-    /// The value, by whoever has all of them.
+    /// The value, for the owner of all of them.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }
 
-    /// The value, by the worker that it belongs to.
+    /// The value, for its worker.
     ///
     /// # Safety
     /// Nobody else uses this element while the reference lives.
@@ -236,7 +236,7 @@ impl<T> PerWorker<T> {
 pub struct Floats(Lines);
 
 impl Floats {
-    /// At least so many of them, or unwinds as [`memory`] says.
+    /// At least this many of them, or unwinds as [`memory`] says.
     pub fn new(floats: usize) -> Floats {
         Floats(Lines::new(floats))
     }

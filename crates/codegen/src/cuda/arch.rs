@@ -26,7 +26,7 @@ impl Arch {
     /// All of them, oldest first.
     pub const ALL: [Arch; 7] = [Arch::Sm75, Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90a, Arch::Sm100, Arch::Sm120];
 
-    /// As the compiler takes it.
+    /// Its name for the compiler.
     pub fn name(self) -> &'static str {
         match self {
             Arch::Sm75 => "sm_75",
@@ -73,7 +73,7 @@ impl Arch {
         matches!(self, Arch::Sm90a | Arch::Sm100 | Arch::Sm120)
     }
 
-    /// Grids that start before the one before them has ended, and wait for it by themselves.
+    /// Programmatic dependent launch: grids that start before the previous one has ended, and wait for it by themselves.
     pub fn has_dependent_grids(self) -> bool {
         matches!(self, Arch::Sm90a | Arch::Sm100 | Arch::Sm120)
     }
@@ -109,7 +109,7 @@ impl fmt::Display for Arch {
     }
 }
 
-/// A name that is no architecture of ours.
+/// An unknown architecture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownArch(pub String);
 

@@ -1,4 +1,4 @@
-//! What is launched on a GPU: a translation unit, and grids whose parameters are 64-bit words.
+//! Launches on a GPU: a translation unit, and grids whose parameters are 64-bit words.
 //!
 //! A source is free of `#include`, with one or more `extern "C"` kernels that take one parameter each: a structure of words. Words are
 //! numbers, or addresses that the device fills in. So a device knows neither rows nor operations.
@@ -26,7 +26,7 @@ impl CudaSource {
 pub enum Word {
     /// a number
     Number(u64),
-    /// the address of an argument of the launch, plus so many bytes
+    /// the address of an argument of the launch, plus an offset in bytes
     Argument {
         /// its position
         position: usize,
@@ -88,7 +88,7 @@ impl Grid {
     }
 }
 
-/// How the blocks of a grid cut a matmul, for a person and for reports: no device reads it.
+/// The tiles of a grid's matmul, for reports only; devices do not read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiling {
     /// the kernel's name in the text
@@ -97,9 +97,9 @@ pub struct Tiling {
     pub by: &'static str,
     /// rows and columns of a tile
     pub tile: [usize; 2],
-    /// stages of operands in shared memory; none where operands do not pass through a ring of them
+    /// pipeline stages of operands in shared memory; none without such a pipeline
     pub stages: Option<usize>,
-    /// tiles in all, over which persistent blocks walk; none where every block has one
+    /// total tiles that persistent blocks process; none if every block has one
     pub walked: Option<usize>,
     /// blocks of a multiprocessor that the kernel is compiled for, which bounds its registers
     pub resident: usize,
@@ -110,10 +110,10 @@ pub struct Tiling {
 pub struct Grids {
     /// run one after another
     pub list: Vec<Grid>,
-    /// bytes of scratch memory they share, with other launches too: each finds what the one before it left
+    /// bytes of workspace, shared with other launches: its initial contents are arbitrary
     pub workspace: usize,
-    /// bytes of persistent memory of their own: zeros before the first run, then what the run before left
+    /// bytes of their own persistent memory: zeros before the first run, then the contents left by the previous run
     pub persistent: usize,
-    /// whether a fault word must be looked at afterwards
+    /// whether a fault word must be checked afterwards
     pub checks_indices: bool,
 }

@@ -1,4 +1,4 @@
-//! CUDA: what is compiled is text, what is launched is a list of grids.
+//! CUDA: sources are text, launches are lists of grids.
 
 pub mod arch;
 pub mod grid;
@@ -15,7 +15,7 @@ pub use tuning::{BadTuning, Tuning};
 
 pub use crate::tile::tensor_map::{MAP_WORDS, Mapped, TensorMap};
 
-/// A CUDA text in which every part of the device-side library is one comment that names it: what is left is the kernel's own.
+/// A CUDA text in which every part of the device-side library is replaced by one comment with its name.
 pub fn without_library(text: &str) -> String {
     let parts = crate::tile::Part::ALL.map(|part| (part.name(), part.text()));
     let mut short = text.to_string();

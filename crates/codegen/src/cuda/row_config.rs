@@ -1,8 +1,8 @@
-//! How a row kernel is spread over threads: plain data with its reason.
+//! The config of a row kernel, which maps it to threads: plain data with its reason.
 
 use std::fmt;
 
-/// Where values wait between sweeps over a row.
+/// Where values are kept between passes over a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// no rows: every thread takes the next elements
@@ -11,7 +11,7 @@ pub enum Policy {
     Registers,
     /// in shared memory
     Shared,
-    /// nowhere: every sweep starts from memory
+    /// nowhere: every pass starts from memory
     Streamed,
 }
 
@@ -33,24 +33,24 @@ impl Policy {
 /// A launch shape. Two configs of one body give two kernels that compute the same.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RowConfig {
-    /// where values wait
+    /// where values are kept
     pub policy: Policy,
     /// neighbouring columns that a thread takes at once
     pub vector: usize,
     /// threads that share a row within a block
     pub threads_per_row: usize,
-    /// rows that a block works on at once
+    /// rows that a block processes at once
     pub rows_per_block: usize,
-    /// times `vector` columns that a thread takes of a row
+    /// number of chunks of `vector` columns per thread and row
     pub chunks: usize,
     /// blocks that share a row
     pub parts: usize,
     /// whether those blocks reduce together, as a cluster
     pub cluster: bool,
-    /// blocks that stay on a multiprocessor and walk over the rows; 0: a block for every few rows
+    /// resident persistent blocks per multiprocessor; 0: one block per few rows
     pub resident: usize,
-    /// rows that lie in shared memory where a block walks over them: the one at hand and those on their way; 0: the next
-    /// row waits in registers
+    /// stages of rows in shared memory for a persistent block: the current one and those in flight; 0: the next
+    /// row is in registers
     pub stages: usize,
     /// whether offsets of rows need 64 bits
     pub wide: bool,
@@ -69,13 +69,13 @@ impl RowConfig {
         self.threads_per_row * self.rows_per_block
     }
 
-    /// Whether its grid waits for earlier ones by itself, and may start before they have ended. One whose blocks walk over rows
-    /// counts on its blocks being spread evenly, which only an empty machine does.
+    /// Whether its grid waits for earlier ones by itself, and may start before they have ended. A grid of persistent blocks
+    /// relies on an even distribution of its blocks, which only an idle machine guarantees.
     pub fn waits(&self) -> bool {
         self.resident == 0
     }
 
-    /// Blocks of a launch over so many rows (elements, in a flat kernel).
+    /// Blocks of a launch over this many rows (elements, in a flat kernel).
     pub fn blocks(&self, rows: usize, processors: usize) -> usize {
         let a_block = match self.policy {
             Policy::Flat => self.threads() * self.vector * self.chunks,
@@ -93,12 +93,16 @@ impl fmt::Display for RowConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = self.vector * self.chunks;
         match self.policy {
-            Policy::Flat => {
-                write!(f, "{} threads a block, {} x {} elements a thread", self.threads(), self.chunks, self.vector)?
-            }
+            Policy::Flat => write!(
+                f,
+                "{} threads per block, {} x {} elements per thread",
+                self.threads(),
+                self.chunks,
+                self.vector
+            )?,
             _ => write!(
                 f,
-                "{} threads a row, {} rows a block, {columns} columns a thread by {}",
+                "{} threads per row, {} rows per block, {columns} columns per thread by {}",
                 self.threads_per_row, self.rows_per_block, self.vector
             )?,
         }
@@ -112,7 +116,7 @@ impl fmt::Display for RowConfig {
             write!(f, ", {} blocks a row{how}", self.parts)?;
         }
         if self.resident > 0 {
-            write!(f, ", {} resident blocks a multiprocessor", self.resident)?;
+            write!(f, ", {} resident blocks per multiprocessor", self.resident)?;
         }
         if self.stages > 0 {
             write!(f, ", {} rows ahead in shared memory", self.stages - 1)?;

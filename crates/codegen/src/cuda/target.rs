@@ -1,9 +1,9 @@
-//! What CUDA kernels are generated for.
+//! The target of CUDA kernels.
 
 use crate::cuda::arch::Arch;
 use crate::cuda::tuning::Tuning;
 
-/// What CUDA sources are rendered for.
+/// The target of CUDA sources.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CudaTarget {
     /// the instruction set

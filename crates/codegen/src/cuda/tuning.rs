@@ -1,4 +1,4 @@
-//! Configs that were measured: a table from kernels to launch shapes, in a text form that can be kept and frozen.
+//! Measured configs: a table from kernels to launch shapes, in a text form that can be stored and frozen.
 //!
 //! A line an entry: `KEY policy=registers vector=8 threads=32 rows=8 chunks=3 parts=1 cluster=0 resident=0 stages=0 wide=0`.
 
@@ -57,7 +57,7 @@ impl fmt::Display for Tuning {
     }
 }
 
-/// A line that is no entry.
+/// A malformed line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} of the tuning file: {problem}; delete the line, or the file, and tune again")]
 pub struct BadTuning {
@@ -109,7 +109,7 @@ fn entry(line: &str) -> Result<(&str, RowConfig), String> {
         why: "measured".into(),
     };
     if config.threads() > 1024 || !config.vector.is_power_of_two() {
-        return Err("expected at most 1024 threads a block and a vector of 1, 2, 4 or 8".into());
+        return Err("expected at most 1024 threads per block and a vector of 1, 2, 4 or 8".into());
     }
     Ok((key, config))
 }

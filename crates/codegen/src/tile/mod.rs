@@ -1,14 +1,14 @@
-//! The device-side library: what CUDA kernels are made of, in files by topic, in the vocabulary of the PTX manual.
+//! The device-side library of CUDA kernels, in files by topic, with the names of the PTX manual.
 //!
 //! A kernel names the parts that it uses, [`text`] puts them before its own text, in one order and each once. No other text of
 //! a kernel has inline assembly for these instructions, so that any family can use them and one emulator
-//! (`emulator/src/machine/tile/`, with a file per part) stands for them on a CPU. Parts need no `#include` and define only `static` functions and types, so that
-//! what a kernel does not call costs nothing.
+//! (`emulator/src/machine/tile/`, with a file per part) implements them on a CPU. Parts need no `#include` and define only `static` functions and types, so that
+//! unused functions cost nothing.
 //!
-//! Programmatic dependent launch (`dependent_launch.cuh`): on Hopper and later a recorded grid whose every thread waits for earlier grids by
-//! itself ([`crate::cuda::Grid::waits`]) may start before the grid before it has ended, if that one waits too. Before the wait it prefetches
-//! what no kernel of the job writes ([`crate::cuda::Word::Unwritten`]): weights into registers; norms, bias and cached keys into the L2.
-//! Grids whose blocks walk over rows, and library calls, start after the end of the grid before them.
+//! Programmatic dependent launch (`dependent_launch.cuh`): on Hopper and later a captured grid in which every thread waits for earlier grids by
+//! itself ([`crate::cuda::Grid::waits`]) may start before the previous grid has ended, if that one waits too. Before the wait it prefetches
+//! data that no kernel of the job writes ([`crate::cuda::Word::Unwritten`]): weights into registers; norms, bias and cached keys into the L2.
+//! Grids of persistent blocks over rows, and library calls, start after the end of the previous grid.
 
 pub mod tensor_map;
 

@@ -1,4 +1,4 @@
-//! What if: the device, batch, sequence or size at which the verdict on a fusion turns.
+//! The device, batch, sequence or size at which the verdict on a fusion changes.
 
 use std::collections::HashMap;
 
@@ -9,19 +9,19 @@ use deuteron_report::{Analysis, Flip};
 use crate::analyze::AnalyzeOptions;
 use crate::error::Error;
 
-/// Something that can be turned: a name, where it stands, and the values to try.
+/// A variable size: its name, its current value, and the values to try.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Knob {
     /// `batch`, `sequence`, `hidden`, `rows`, `cols`
     pub name: &'static str,
-    /// where it stands
+    /// its current value
     pub now: usize,
     /// values to try
     pub values: Vec<usize>,
 }
 
 impl Knob {
-    /// Powers of two from 1 to `most`, and where it stands.
+    /// Powers of two from 1 to `most`, and the current value.
     pub fn doubling(name: &'static str, now: usize, most: usize) -> Knob {
         let mut values: Vec<usize> =
             std::iter::successors(Some(1), |value| Some(value * 2)).take_while(|&value| value <= most).collect();
@@ -30,15 +30,15 @@ impl Knob {
     }
 }
 
-/// A graph in other sizes: its knobs, and the graph with one of them turned.
+/// A graph in other sizes: its variable sizes, and the graph with one of them changed.
 pub trait Variants {
-    /// What can be turned.
+    /// The sizes that can be changed.
     fn knobs(&self) -> Vec<Knob>;
-    /// The graph with the knob of this name at this value, if there is one.
+    /// The graph with the size of this name set to this value, if there is one.
     fn at(&self, knob: &str, value: usize) -> Option<Graph>;
 }
 
-/// Finds for every pair of the analysis the nearest setting at which the plan decides otherwise.
+/// Finds for every pair of the analysis the nearest setting at which the plan's decision changes.
 pub fn flips(
     graph: &Graph,
     analysis: &Analysis,

@@ -1,4 +1,4 @@
-//! Store or recompute: what the forward part keeps for the backward part, decided before planning.
+//! Store or recompute: which values the forward pass stores for the backward pass, decided before planning.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use deuteron_report::RecomputeSheet;
 use crate::analyze::{AnalyzeOptions, target_of};
 use crate::error::Error;
 
-/// The graph to plan, and what was decided on the way. A graph without gradients is itself.
+/// The graph to plan, and the decision. A graph without gradients is unchanged.
 pub(super) fn decide(graph: &Graph, options: &AnalyzeOptions) -> Result<(Graph, Option<RecomputeSheet>), Error> {
     let Some(first) = first_backward(graph).filter(|_| !options.keep_all) else { return Ok((graph.clone(), None)) };
     let target = target_of(options);
@@ -40,9 +40,9 @@ fn sheet(graph: &Graph, again: &[NodeId], kept: [Bytes; 2], plans: [&Plan; 2], f
     calls.dedup();
     calls.iter().for_each(|&call| *names.entry(graph.call_name(call).to_string()).or_default() += 1);
     let text = match faster {
-        false => format!("Everything is stored: computing values again gains nothing here ({} kept).", kept[0]),
+        false => format!("Everything is stored: recomputing values is not faster here ({} stored).", kept[0]),
         true => format!(
-            "Values of {} are computed again in backward instead of being kept: {} kept instead of {}, {} instead of {}.",
+            "The backward pass recomputes values of {} instead of storing them: {} stored instead of {}, {} instead of {}.",
             names.iter().map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", "),
             kept[1],
             kept[0],

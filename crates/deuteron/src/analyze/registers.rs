@@ -1,4 +1,4 @@
-//! Registers as the compiler counts them, beside those the planner expects. No GPU is needed.
+//! Registers as reported by the compiler, beside the planner's estimate. No GPU is needed.
 
 use std::collections::HashMap;
 

@@ -87,7 +87,7 @@ fn plan_sheet(plan: &Plan) -> PlanSheet {
     }
 }
 
-/// The plan in a few sentences. What fusing saves is said against the kernels that it starts from; what recomputing saves stands apart.
+/// The plan in a few sentences. The gain of fusing is relative to the kernels it starts from; that of recomputing is stated separately.
 fn verdict(assessment: &Assessment, recomputes: bool) -> String {
     let (before, after) = (&assessment.apart, &assessment.chosen);
     let (from, to) = (before.groups.len(), after.groups.len());
@@ -95,7 +95,7 @@ fn verdict(assessment: &Assessment, recomputes: bool) -> String {
         true => {
             let (stored, again) = (assessment.unfused.time(), before.time());
             format!(
-                " Computing values again in backward instead of keeping them comes before that: {stored} become {again}."
+                " Before that, recomputing values in the backward pass instead of storing them changes {stored} to {again}."
             )
         }
         false => String::new(),
@@ -118,7 +118,7 @@ fn verdict(assessment: &Assessment, recomputes: bool) -> String {
     )
 }
 
-/// The kernels of one name that save the most, as a share of what the plan saves.
+/// The kernels of one name that save the most, and their share of the plan's saving.
 fn most_is_won_by(assessment: &Assessment) -> String {
     let mut sums: HashMap<&str, (usize, f64)> = HashMap::new();
     for (group, gain) in assessment.chosen.groups.iter().zip(&assessment.gains) {
@@ -131,7 +131,7 @@ fn most_is_won_by(assessment: &Assessment) -> String {
     match best {
         Some((name, (count, sum))) if sum > 0.0 && all.0 > 0.0 => {
             let kernels = if count > 1 { format!("{count} kernels, ") } else { String::new() };
-            format!(" The most is won by {name}: {kernels}{} of the {all} saved.", Seconds(sum))
+            format!(" Largest gain: {name}, {kernels}{} of the {all} saved.", Seconds(sum))
         }
         _ => String::new(),
     }
@@ -167,7 +167,7 @@ fn ops(assessment: &Assessment) -> Vec<OpSheet> {
     assessment.atoms.iter().enumerate().map(sheet).collect()
 }
 
-/// Kernels of a plan, equal ones once.
+/// Kernels of a plan, equal ones listed once.
 fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions, gains: Option<&[Seconds]>) -> Vec<KernelSheet> {
     let mut known: HashMap<String, usize> = HashMap::new();
     let mut sheets: Vec<KernelSheet> = Vec::new();
@@ -231,7 +231,7 @@ fn alive(plan: &Plan) -> Vec<u64> {
     sums.collect()
 }
 
-/// Rows and columns, or the sizes of a product.
+/// Rows and columns, or the sizes of a matmul.
 pub(crate) fn size(graph: &Graph, group: &Group) -> String {
     let product = group.nodes.iter().find_map(|&id| match graph.node(id).op {
         Op::Matmul { transpose_a, .. } => Some(matmul_size(graph, id, transpose_a)),
@@ -319,7 +319,7 @@ fn candidate(fusion: &Fusion, machine: &Machine) -> Candidate {
     }
 }
 
-/// Main memory traffic saved: what the kernels apart read from the cache is not counted.
+/// Main memory traffic saved; reads of separate kernels that hit the cache are not counted.
 fn dram_saving(fusion: &Fusion, machine: &Machine) -> f64 {
     let dram = |cost: &Cost| (cost.traffic.total() - cost.cached).0 as f64;
     // A CPU's model knows one footprint a kernel, not what an earlier kernel left behind.
@@ -335,15 +335,17 @@ fn dram_saving(fusion: &Fusion, machine: &Machine) -> f64 {
 fn reason(fusion: &Fusion, bytes_apart: Bytes, apart: Seconds) -> ReasonSheet {
     let within = fusion.within.as_ref().map_or(String::new(), |within| {
         let (ops, alone) = (within.ops.join(" + "), &within.alone);
-        format!("; one kernel holds them within {ops}, alone they have none ({} {alone})", alone.code())
+        format!("; they share a kernel only as part of {ops}, not alone ({} {alone})", alone.code())
     });
     if let Some(reason) = &fusion.reason {
         let mut text = format!("{reason}{within}");
         if let (Reason::Forbidden, Some(worth)) = (reason, fusion.worth.filter(|worth| worth.us() >= 0.05)) {
-            text += &format!("; without that the plan is {worth} faster");
+            text += &format!("; without this the plan is {worth} faster");
         }
         if let (false, Some(rows)) = (fusion.forceable, fusion.whole_rows) {
-            text += &format!("; by estimate such a kernel takes {rows} instead of {apart}, so there is none to force");
+            text += &format!(
+                "; such a kernel is estimated at {rows} instead of {apart} and does not exist, so --force cannot choose it"
+            );
         }
         return ReasonSheet { code: reason.code().to_string(), text, hint: reason.hint().to_string() };
     }
@@ -352,7 +354,7 @@ fn reason(fusion: &Fusion, bytes_apart: Bytes, apart: Seconds) -> ReasonSheet {
     let share = 100.0 * fusion.score.bandwidth_saving;
     let text = match (fusion.kind, &fusion.together) {
         (FusionKind::View, _) => format!(
-            "the reader follows the strides: {saved} of copies and one launch are never made ({} saved)",
+            "the consumer reads through the strides: saves {saved} of copies and one launch ({} saved)",
             fusion.apart[0].total
         ),
         (FusionKind::Pair | FusionKind::Template, Some(one)) => {
@@ -375,7 +377,7 @@ fn disagreements(assessment: &Assessment) -> Vec<Disagreement> {
         let difference = match fusion.worth.map(|worth| Seconds(worth.0.abs())) {
             Some(worth) if worth.us() >= 0.05 => format!("{worth} slower"),
             Some(_) => "no faster".to_string(),
-            None => "slower by its own kernels' times".to_string(),
+            None => "slower by the sum of its kernels' times".to_string(),
         };
         let text = match fusion.chosen {
             true => format!(
@@ -427,7 +429,7 @@ fn machine_sheet(graph: &Graph, machine: &Machine) -> MachineSheet {
     }
 }
 
-/// The type most of the graph's bytes are in.
+/// The dtype of most of the graph's input bytes.
 fn main_dtype(graph: &Graph) -> Dtype {
     let mut bytes = [(Dtype::F32, 0usize), (Dtype::F16, 0), (Dtype::Bf16, 0)];
     for &id in graph.inputs() {
@@ -439,7 +441,7 @@ fn main_dtype(graph: &Graph) -> Dtype {
     bytes.iter().max_by_key(|(_, bytes)| *bytes).map_or(Dtype::F32, |(dtype, _)| *dtype)
 }
 
-/// What to know of a plan: whether its kernels exist, and what is known of operations by their cost alone.
+/// Notes on a plan: kernels that cannot be generated, and operations that are modelled by their cost only.
 fn notes(graph: &Graph, options: &AnalyzeOptions, kernels: &[KernelSheet]) -> Vec<String> {
     let mut notes = Vec::new();
     if options.kernels == Kernels::Conceivable {
@@ -463,7 +465,7 @@ fn notes(graph: &Graph, options: &AnalyzeOptions, kernels: &[KernelSheet]) -> Ve
     opaque.sort_unstable();
     opaque.dedup();
     if !opaque.is_empty() {
-        notes.push(format!("Known only by their cost, and never fused unless elementwise: {}.", opaque.join(", ")));
+        notes.push(format!("Modelled by their cost only, and fused only if elementwise: {}.", opaque.join(", ")));
     }
     notes
 }

@@ -1,4 +1,4 @@
-//! How matmuls are cut into tiles, and how these fill a GPU.
+//! The tiles of matmuls, and how they fill a GPU.
 
 use deuteron_codegen::cuda::{Grid, Tiling};
 use deuteron_codegen::{Launch, Source};
@@ -7,10 +7,10 @@ use deuteron_report::{KernelSheet, TileSheet};
 
 use crate::listing;
 
-/// Registers that a thread can have.
+/// Maximum registers per thread.
 const MOST_REGISTERS: usize = 255;
 
-/// Which way a kernel is computed, in words; empty where there is one way alone.
+/// The variant of a kernel, as text; empty if there is only one.
 pub(super) fn variant(source: &Source, launch: &Launch) -> String {
     match source {
         Source::Library(_) => "cuBLASLt".to_string(),
@@ -18,7 +18,7 @@ pub(super) fn variant(source: &Source, launch: &Launch) -> String {
     }
 }
 
-/// The tiles of a kernel that has some, with the registers that it is bound to.
+/// The tiles of a tiled kernel, with its register limit.
 pub(super) fn sheet(launch: &Launch, machine: &Machine) -> Option<TileSheet> {
     let tiling = launch.tiling()?;
     let grid = launch.grids()?.list.iter().find(|grid| grid.entry == tiling.entry)?;
@@ -52,13 +52,13 @@ pub(crate) fn note_registers(kernel: &mut KernelSheet, registers: Option<u32>, m
     }
 }
 
-/// Registers a thread, at most, where so many blocks are to fit a multiprocessor. They are given out in eights.
+/// Maximum registers per thread for this number of resident blocks per multiprocessor. Registers are allocated in multiples of eight.
 fn bound(tiling: &Tiling, grid: &Grid, machine: &Machine) -> u32 {
     let threads = tiling.resident * grid.threads as usize;
     (machine.count(Quantity::Registers) / threads.max(1) / 8 * 8).min(MOST_REGISTERS) as u32
 }
 
-/// What follows from threads, registers, shared memory and tiles.
+/// The figures derived from threads, registers, shared memory and tiles.
 fn fill(sheet: &mut TileSheet, machine: &Machine) {
     let resident = listing::resident_blocks(machine, sheet.threads, sheet.registers, sheet.shared);
     let places = (resident * machine.count(Quantity::Processors)).max(1) as f64;

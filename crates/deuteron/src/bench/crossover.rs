@@ -1,4 +1,4 @@
-//! Where one launch wins: attention and what follows it as one kernel, against the best plan without that, measured beside predicted.
+//! At which sizes one launch wins: attention with its residual and norm as one kernel, against the best plan without that kernel, measured and predicted.
 
 use std::time::Duration;
 
@@ -31,37 +31,37 @@ pub struct CrossoverRow {
     pub dtype: String,
     /// where it ran
     pub device: String,
-    /// what was found
+    /// the measurements
     #[serde(flatten)]
     pub crossing: Crossing,
 }
 
-/// A graph with attention and what follows it in one launch, and without.
+/// A graph with attention, residual and norm in one launch, and in several.
 #[derive(Debug, Clone, Serialize)]
 pub struct Crossing {
     /// kernels of the best plan without the launch
     pub apart_kernels: usize,
-    /// launches in a recording of it, counted by the driver; none on a device without recordings
+    /// launches in its CUDA graph, counted by the driver; none on a device without CUDA graphs
     pub apart_launches: Option<usize>,
     /// its median microseconds
     pub apart_us: f64,
-    /// what the planner predicts for it
+    /// its predicted microseconds
     pub apart_predicted_us: f64,
     /// kernels of the best plan with it; none where the device has no such kernel
     pub one_kernels: Option<usize>,
-    /// launches in a recording of it, counted by the driver
+    /// launches in its CUDA graph, counted by the driver
     pub one_launches: Option<usize>,
     /// its median microseconds
     pub one_us: Option<f64>,
-    /// what the planner predicts for it
+    /// its predicted microseconds
     pub one_predicted_us: Option<f64>,
-    /// whether the plan takes the one launch
+    /// whether the plan chooses the one launch
     pub takes_one: bool,
-    /// time of what the plan takes over that of the faster
+    /// time of the planner's choice relative to the faster one
     pub over_best: f64,
 }
 
-/// Measures an op at one size. None for an op that is not attention and what follows it.
+/// Measures an op at one size. None for an op that does not continue after attention.
 pub fn crossover(engine: &Engine, case: &BenchCase) -> Result<Option<CrossoverRow>, Error> {
     let Some(crossing) = crossing(engine, &graph(case)?)? else { return Ok(None) };
     let types = case.operand_types();
@@ -79,7 +79,7 @@ pub fn crossover(engine: &Engine, case: &BenchCase) -> Result<Option<CrossoverRo
     }))
 }
 
-/// Measures a graph that ends with attention and what follows it: residual and norm, or a projection before them. None for another.
+/// Measures a graph that ends with attention, residual and norm, with or without a projection in between. None for other graphs.
 pub fn crossing(engine: &Engine, graph: &Graph) -> Result<Option<Crossing>, Error> {
     let Some(chain) = Chain::of(graph, engine.device().target())? else { return Ok(None) };
     let pinned = |pins: Vec<Pin>| Session::new(engine, graph, SessionOptions::default().pins(pins));
@@ -109,7 +109,7 @@ pub fn crossing(engine: &Engine, graph: &Graph) -> Result<Option<Crossing>, Erro
     }))
 }
 
-/// Whether the kernel that ends the graph attends.
+/// Whether the last kernel of the graph includes attention.
 fn is_one(graph: &Graph, plan: &Plan) -> bool {
     let last = graph.outputs().last().map(|output| output.node);
     let ends =

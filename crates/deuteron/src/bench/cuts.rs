@@ -1,28 +1,28 @@
-//! Attention and what follows it, cut into fewer and fewer launches: one graph, its fusions pinned.
+//! Attention, projection, residual and norm in fewer and fewer launches: one graph, with pinned fusions.
 
 use deuteron_graph::{Callee, Composite, Graph};
 use deuteron_plan::{Pin, Target, atoms};
 
 use crate::error::Error;
 
-/// A way to cut a graph into launches.
+/// A division of a graph into launches.
 pub(super) struct Cut {
     /// how many launches
     pub name: String,
     /// what they are
     pub about: String,
-    /// what makes them so
+    /// the pins that produce them
     pub pins: Vec<Pin>,
 }
 
-/// What a graph ends with: names of operations that follow each other, in steps that are a launch each at most.
+/// The end of a graph: names of consecutive operations, in steps of at most one launch each.
 pub(super) struct Chain {
     /// attention first, then its projection, if there is one, the residual, the norm
     steps: Vec<Vec<String>>,
 }
 
 impl Chain {
-    /// None for a graph that does not end with attention and what follows it.
+    /// None for a graph that does not end with attention, residual and norm.
     pub fn of(graph: &Graph, target: Target) -> Result<Option<Chain>, Error> {
         let mut steps: Vec<Vec<String>> = Vec::new();
         for nodes in atoms(graph, target)? {
@@ -42,7 +42,7 @@ impl Chain {
         Ok(is_chain.then_some(Chain { steps }))
     }
 
-    /// How many steps.
+    /// The number of steps.
     pub fn steps(&self) -> usize {
         self.steps.len()
     }
@@ -52,12 +52,12 @@ impl Chain {
         self.cut(self.steps.len()).pins
     }
 
-    /// Attention by itself, and the best of what follows.
+    /// Attention as a launch of its own, and the best plan for the rest.
     pub fn apart(&self) -> Vec<Pin> {
         self.steps.windows(2).take(1).map(boundary).collect()
     }
 
-    /// Cut so that as many of the last steps are one launch, and each step before them is one.
+    /// The last `count` steps in one launch, and each step before them in its own.
     pub fn cut(&self, together: usize) -> Cut {
         let (before, last) = self.steps.split_at(self.steps.len() - together);
         let last = [last.concat()];
@@ -78,7 +78,7 @@ impl Chain {
     }
 }
 
-/// The last operation of one launch and the first of the next stay apart.
+/// Forbids fusing the last operation of one launch with the first of the next.
 fn boundary(pair: &[Vec<String>]) -> Pin {
     Pin::Forbid(pair[0].last().into_iter().chain(pair[1].first()).cloned().collect())
 }

@@ -1,4 +1,4 @@
-//! Times on a GPU, as the GPU sees them: runs follow each other without a wait, over sets of buffers that together do not
+//! Times on a GPU, measured by the GPU: runs are enqueued back to back, over sets of buffers that together do not
 //! fit the cache.
 
 use std::time::Duration;
@@ -15,16 +15,16 @@ use crate::session::Session;
 use crate::tensor::Tensor;
 use crate::times::median;
 
-/// Buffers of all sets together, over the last-level cache.
+/// Total size of all sets of buffers, relative to the last-level cache.
 const ROTATE: f64 = 4.0;
 
-/// The most sets; beyond, a run is so small that its launch is all there is to see.
+/// Maximum number of sets; more would be needed only for runs so small that the launch dominates.
 const SETS: usize = 64;
 
-/// Length of one sample, about.
+/// Approximate length of one sample.
 const SAMPLE: Duration = Duration::from_millis(3);
 
-/// The most runs of one sample.
+/// Maximum number of runs per sample.
 const RUNS: usize = 600;
 
 /// Samples of each variant, taken in turn.
@@ -76,12 +76,12 @@ pub(super) fn measure(
     })
 }
 
-/// Copies of the inputs on the device, so many that a run does not find in the cache what an earlier one left there.
+/// Copies of the inputs on the device, enough that no run finds its data in the cache.
 pub(crate) fn rotation(engine: &Engine, session: &Session, tensors: &[Tensor]) -> Result<Sets, Error> {
     copies(engine, session.plan().bytes().0, tensors)
 }
 
-/// The same for a run that moves so many bytes.
+/// The same for a run that moves this many bytes.
 pub(crate) fn copies(engine: &Engine, bytes: u64, tensors: &[Tensor]) -> Result<Sets, Error> {
     let sets = set_count(engine.device().machine(), bytes);
     (0..sets).map(|_| tensors.iter().map(|tensor| tensor.to_device(engine)).collect()).collect()
@@ -93,7 +93,7 @@ fn set_count(machine: &Machine, bytes: u64) -> usize {
     ((ROTATE * cache / bytes.max(1) as f64).ceil() as usize).clamp(1, SETS)
 }
 
-/// How many runs make a sample. Runs everything once on the way.
+/// The number of runs per sample. Runs everything once to find it.
 pub(crate) fn repeats(session: &mut Session, sets: &Sets) -> Result<usize, Error> {
     session.time(sets, sets.len(), Launching::Eager)?;
     session.time(sets, sets.len(), Launching::Graph)?;
@@ -101,14 +101,14 @@ pub(crate) fn repeats(session: &mut Session, sets: &Sets) -> Result<usize, Error
     Ok(runs_of_a_sample(once, sets.len()))
 }
 
-/// How many runs of such a length make a sample.
+/// The number of runs of this length per sample.
 pub(crate) fn runs_of_a_sample(once: Duration, sets: usize) -> usize {
     let runs = (SAMPLE.as_secs_f64() / once.as_secs_f64().max(1e-7)) as usize;
     // Whole turns, so that every set counts alike.
     runs.clamp(3, RUNS).max(sets).next_multiple_of(sets)
 }
 
-/// One kernel of a plan as a session of its own: neither a launch nor a neighbour is in its time.
+/// One kernel of a plan as a separate session, so that its time includes neither launches nor neighbours.
 pub(crate) struct Alone {
     session: Session,
     sets: Sets,

@@ -10,10 +10,10 @@ use crate::session::Session;
 use crate::tensor::Tensor;
 use crate::times::median;
 
-/// Length of a burst of one variant, about.
+/// Approximate length of a burst of one variant.
 const BURST: Duration = Duration::from_millis(4);
 
-/// Time spent on one case, about.
+/// Approximate time to spend on one case.
 const BUDGET: Duration = Duration::from_millis(1200);
 
 /// Runs fused, unfused and copies in turn, and takes medians of each.
@@ -43,8 +43,8 @@ struct Samples {
 }
 
 impl Samples {
-    /// Records a sample, unless it is the first of a burst: that one warms the caches for the others. A burst of one is
-    /// of a kernel too large for them.
+    /// Records a sample, unless it is the first of a burst, which warms the caches. A burst of one is
+    /// used for a kernel that does not fit the caches.
     fn keep(&mut self, repeat: usize, burst: usize, record: impl FnOnce(&mut Samples)) {
         if repeat > 0 || burst == 1 {
             record(self);

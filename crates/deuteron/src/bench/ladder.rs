@@ -1,4 +1,4 @@
-//! The road from a scalar kernel to ours, or from many launches to one: every rung checked against one reference, then timed in turn.
+//! The ladder from a scalar kernel to ours, or from many launches to one: every rung is checked against one reference, then all are timed in turn.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::session::{Session, SessionOptions};
 use crate::tensor::Tensor;
 use crate::verify::Expected;
 
-/// Rows at which rungs are checked; they are timed at the rows that were asked for.
+/// Rows at which rungs are checked; they are timed at the requested rows.
 const CHECKED_ROWS: usize = 517;
 
 /// Rows and columns at which those of attention are checked as well: two sequences of two heads.
@@ -42,15 +42,15 @@ pub struct LadderRow {
     pub dtype: String,
     /// where it ran
     pub device: String,
-    /// the rung's file, `generated`, or how many launches it is
+    /// the rung's file, `generated`, or the number of launches
     pub rung: String,
-    /// what it does better than the one before
+    /// the improvement over the previous rung
     pub about: String,
     /// kernels of its plan
     pub kernels: usize,
-    /// launches of kernels in a recording of a run, counted by the driver; none on a device without recordings
+    /// kernel launches in the CUDA graph of a run, counted by the driver; none on a device without CUDA graphs
     pub launches: Option<usize>,
-    /// what the recording has beside them
+    /// other nodes of the CUDA graph
     pub other_nodes: Option<usize>,
     /// whether it is within its bound of the f64 reference
     pub verified: bool,
@@ -64,11 +64,11 @@ pub struct LadderRow {
     pub copy_gbps: f64,
     /// the ratio of the two
     pub fraction_of_copy: f64,
-    /// multiplications and additions of attention's products a second, of the keys that are seen, in TFLOP/s
+    /// multiplications and additions of attention's two matmuls per second, counting only visible keys, in TFLOP/s
     pub tflops: Option<f64>,
-    /// over the first rung
+    /// speed-up over the first rung
     pub speedup: f64,
-    /// registers a thread, on a GPU
+    /// registers per thread, on a GPU
     pub registers: Option<u32>,
 }
 
@@ -85,7 +85,7 @@ pub struct LadderCheck {
     pub worst_ratio: f64,
 }
 
-/// A rung made ready to be timed.
+/// A rung ready to be timed.
 struct Step {
     name: String,
     about: String,
@@ -107,7 +107,7 @@ pub fn ladder(engine: &Engine, case: &BenchCase) -> Result<Vec<LadderRow>, Error
     rows.map(|(index, (rung, session))| row(engine, case, rung, session, &turns, index)).collect()
 }
 
-/// Runs every rung of the ladder of an op once, at the rows and columns asked for: for a checker of memory, under which timing takes long.
+/// Runs every rung of the ladder of an op once, at the requested rows and columns: for memory checkers, under which timing would take too long.
 pub fn check_ladder(engine: &Engine, case: &BenchCase) -> Result<Vec<LadderCheck>, Error> {
     let check = check(case)?;
     // Checked here, on the session that each step has anyway.
@@ -132,7 +132,7 @@ fn steps(engine: &Engine, case: &BenchCase, checks: &[Check], graph: &Graph) -> 
     Ok(steps)
 }
 
-/// Fewer and fewer launches; those that a device has no kernels for are left out.
+/// Plans with fewer and fewer launches; those that the device has no kernels for are left out.
 fn cut_steps(engine: &Engine, chain: &Chain, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
     let mut steps = Vec::new();
     for together in 1..=chain.steps() {
@@ -151,7 +151,7 @@ fn cut_steps(engine: &Engine, chain: &Chain, checks: &[Check], graph: &Graph) ->
     Ok(steps)
 }
 
-/// The first rungs of a CPU: every primitive a kernel; vectors on one thread, narrow to wide, then all threads.
+/// The first rungs on a CPU: one kernel per primitive; vectors on one thread, narrow to wide, then all threads.
 fn naive_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
     let mut steps = Vec::new();
     for isa in Isa::available().into_iter().rev() {
@@ -165,7 +165,7 @@ fn naive_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<S
     Ok(steps)
 }
 
-/// The last rungs of a CPU: the fused plan, first with ordinary stores where its one kernel could have others.
+/// The last rungs on a CPU: the fused plan, first with ordinary stores if its kernel could use streaming stores.
 fn fused_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
     let ordinary = |graph: &Graph| -> Result<Option<Kernel>, Error> {
         let Some(plan) = one_kernel(engine, graph)? else { return Ok(None) };
@@ -187,7 +187,7 @@ fn fused_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<S
     Ok(steps)
 }
 
-/// Rungs of a GPU: kernels written by hand, then the generated one. Where an op is cut into launches besides, its cuts end with what is shipped.
+/// Rungs on a GPU: hand-written kernels, then the generated one. If an op is also divided into launches, the last division is the shipped one.
 fn written_steps(
     engine: &Engine,
     target: &CudaTarget,
@@ -229,7 +229,7 @@ fn written_steps(
     Ok(steps)
 }
 
-/// The plan of a graph; none where it takes another number of kernels than one.
+/// The plan of a graph; none if it does not have exactly one kernel.
 fn one_kernel(engine: &Engine, graph: &Graph) -> Result<Option<Plan>, Error> {
     let plan = plan(graph, engine.device().target(), Strategy::Greedy, &[])?;
     Ok(Some(plan).filter(|plan| plan.groups.len() == 1))
@@ -240,7 +240,7 @@ fn rung_kernel(rung: &Rung, graph: &Graph, plan: &Plan, target: &CudaTarget) -> 
     rung.kernel(&plan.groups.first()?.draft(graph, &plan.placement), target)
 }
 
-/// Whether the highest rung that this GPU takes is the generated kernel itself.
+/// Whether the highest rung that this GPU supports is the generated kernel itself.
 fn ends_with_generated(engine: &Engine, target: &CudaTarget, rungs: &[Rung], graph: &Graph) -> Result<bool, Error> {
     let Some(plan) = one_kernel(engine, graph)? else { return Ok(false) };
     let highest = rungs.iter().rfind(|rung| rung.is_for(target.arch));
@@ -249,7 +249,7 @@ fn ends_with_generated(engine: &Engine, target: &CudaTarget, rungs: &[Rung], gra
     Ok(highest.is_some_and(|highest| highest.source == generated.source))
 }
 
-/// What all rungs are held against: a small graph, its inputs and its results in f64.
+/// The reference of all rungs: a small graph, its inputs and its results in f64.
 struct Check {
     graph: Graph,
     tensors: Vec<Tensor>,
@@ -285,7 +285,7 @@ impl Check {
     }
 }
 
-/// Checks a rung at few rows, and makes it for all.
+/// Checks a rung at few rows, and prepares it for all rows.
 fn step(
     name: String,
     about: String,
@@ -339,7 +339,7 @@ fn row(
     })
 }
 
-/// Multiplications and additions of the two products of causal attention: a query sees the keys up to its own position.
+/// Multiplications and additions of the two matmuls of causal attention: a query sees the keys up to its own position.
 fn flops(case: &BenchCase) -> Option<f64> {
     if !case.op.is(catalog::ATTENTION) || case.op.attributes().mask != Mask::Causal {
         return None;

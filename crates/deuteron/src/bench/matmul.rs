@@ -1,4 +1,4 @@
-//! Matmuls by every variant that a device has: the vendor's library and kernels of ours, checked against f64 and timed in turn.
+//! Matmuls by every variant that a device supports: the vendor's library and our kernels, checked against f64 and timed in turn.
 
 mod ladder;
 
@@ -24,13 +24,13 @@ use crate::session::{Session, SessionOptions};
 use crate::tensor::Tensor;
 use crate::verify::Expected;
 
-/// Rows at which variants are checked, at most; they are timed at the rows that were asked for.
+/// Maximum rows at which variants are checked; they are timed at the requested rows.
 const CHECKED_ROWS: usize = 129;
 
-/// Predicted time of a variant that is worth measuring, at most, over that of the fastest of its kind.
+/// Variants predicted slower than this, relative to the fastest of their kind, are not measured.
 const WORTH_MEASURING: f64 = 1.3;
 
-/// What follows a matmul that is measured.
+/// The epilogue of a measured matmul.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatmulEpilogue {
     /// nothing
@@ -41,7 +41,7 @@ pub enum MatmulEpilogue {
     Gelu,
     /// a bias and a residual
     Residual,
-    /// a bias, a residual and a layer norm of the sum, which is stored too
+    /// a bias, a residual, and a layer norm of the sum, which is also stored
     Norm,
 }
 
@@ -55,7 +55,7 @@ impl MatmulEpilogue {
         MatmulEpilogue::Norm,
     ];
 
-    /// In a command and in a table.
+    /// Its name in commands and tables.
     pub fn name(self) -> &'static str {
         match self {
             MatmulEpilogue::None => "none",
@@ -76,20 +76,20 @@ impl FromStr for MatmulEpilogue {
     }
 }
 
-/// A matmul `[rows, inner] x [inner, columns]` that is measured.
+/// A matmul `[rows, inner] x [inner, columns]` to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatmulCase {
-    /// of the left operand and of the result
+    /// rows of the left operand and of the result
     pub rows: usize,
-    /// size of the sums
+    /// the inner size
     pub inner: usize,
-    /// of the result
+    /// columns of the result
     pub columns: usize,
-    /// whether the weight lies as `[columns, inner]`
+    /// whether the weight is stored as `[columns, inner]`
     pub transposed: bool,
-    /// what follows
+    /// the epilogue
     pub epilogue: MatmulEpilogue,
-    /// of all operands
+    /// dtype of all operands
     pub dtype: Dtype,
 }
 
@@ -118,23 +118,23 @@ impl MatmulCase {
 /// One variant of a matmul. The JSON form of `bench matmul` is an array of these.
 #[derive(Debug, Clone, Serialize)]
 pub struct VariantRow {
-    /// of the left operand and of the result
+    /// rows of the left operand and of the result
     pub rows: usize,
-    /// size of the sums
+    /// the inner size
     pub inner: usize,
-    /// of the result
+    /// columns of the result
     pub columns: usize,
-    /// whether the weight lies as `[columns, inner]`
+    /// whether the weight is stored as `[columns, inner]`
     pub transposed: bool,
-    /// what follows
+    /// the epilogue
     pub epilogue: String,
     /// storage type of all operands
     pub dtype: String,
     /// where it ran
     pub device: String,
-    /// `library`, or how a kernel of ours is cut
+    /// `library`, or the tiles of our kernel
     pub variant: String,
-    /// whether plans take it
+    /// whether plans choose it
     pub chosen: bool,
     /// whether it is within its bound of the f64 reference
     pub verified: bool,
@@ -142,7 +142,7 @@ pub struct VariantRow {
     pub worst_ratio: f64,
     /// median microseconds
     pub us: f64,
-    /// multiplications and additions a second, in TFLOP/s
+    /// multiplications and additions per second, in TFLOP/s
     pub tflops: f64,
 }
 
@@ -157,7 +157,7 @@ pub struct VariantCheck {
     pub worst_ratio: f64,
 }
 
-/// Runs every variant of a matmul once, however it is cut: for a checker of memory, under which timing takes long.
+/// Runs every variant of a matmul once, with all tile sizes: for memory checkers, under which timing would take too long.
 pub fn check_matmul(engine: &Engine, case: &MatmulCase) -> Result<Vec<VariantCheck>, Error> {
     let target = gpu(engine)?;
     let matmul = Matmul::new(engine, case)?;
@@ -170,7 +170,7 @@ pub fn check_matmul(engine: &Engine, case: &MatmulCase) -> Result<Vec<VariantChe
     Ok(checks)
 }
 
-/// What kernels of ours are rendered for.
+/// The target of our kernels.
 fn gpu(engine: &Engine) -> Result<&CudaTarget, Error> {
     match engine.device().backend() {
         Backend::Cuda(target) => Ok(target),
@@ -178,7 +178,7 @@ fn gpu(engine: &Engine) -> Result<&CudaTarget, Error> {
     }
 }
 
-/// Checks and times the variants of a matmul that are worth it, the fastest first.
+/// Checks and times the promising variants of a matmul, fastest first.
 pub fn matmul_variants(engine: &Engine, case: &MatmulCase) -> Result<Vec<VariantRow>, Error> {
     let target = gpu(engine)?;
     let small = Matmul::new(engine, &MatmulCase { rows: case.rows.min(CHECKED_ROWS), ..*case })?;
@@ -213,7 +213,7 @@ pub fn matmul_variants(engine: &Engine, case: &MatmulCase) -> Result<Vec<Variant
     Ok(rows)
 }
 
-/// Multiplications and additions a second, in TFLOP/s.
+/// Multiplications and additions per second, in TFLOP/s.
 fn tflops(case: &MatmulCase, us: f64) -> f64 {
     2.0 * (case.rows * case.columns) as f64 * case.inner as f64 / us.max(1e-6) / 1e6
 }
@@ -222,7 +222,7 @@ fn tflops(case: &MatmulCase, us: f64) -> f64 {
 struct Matmul {
     graph: Graph,
     plan: Plan,
-    /// What every variant must give, once it is known: in f64 it takes longer than all variants.
+    /// The expected result of all variants, computed once: f64 takes longer than all variants together.
     expected: OnceCell<Expected>,
 }
 

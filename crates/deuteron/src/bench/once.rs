@@ -1,4 +1,4 @@
-//! Plans run exactly once, for profilers: what was launched, in order, and what was predicted of it.
+//! Plans run exactly once, for profilers: the launches in order, and their predictions.
 
 use deuteron_graph::{Graph, named};
 use deuteron_plan::Strategy;
@@ -14,12 +14,12 @@ use crate::session::Session;
 use crate::tensor::Tensor;
 
 named! {
-    /// How an op is cut into kernels.
+    /// How an op is divided into kernels.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum OpPlan {
-        /// a kernel a composite, attention with its scores in memory
+        /// a kernel per composite, attention with its scores in memory
         Eager = "eager",
-        /// a kernel a builder call
+        /// a kernel per builder call
         Unfused = "unfused",
         /// as the ready-made op runs
         Fused = "fused",
@@ -69,23 +69,23 @@ pub struct OnceKernel {
     pub name: String,
     /// its kind
     pub kind: String,
-    /// the names under which a profiler sees its launches, in order; empty where a library chooses them
+    /// the function names of its launches as a profiler shows them, in order; empty if a library chooses them
     pub launches: Vec<String>,
     /// compulsory bytes read
     pub bytes_read: u64,
     /// compulsory bytes written
     pub bytes_written: u64,
-    /// of the bytes read, those that an earlier kernel is predicted to have left in the cache
+    /// bytes read that are predicted to be in the cache
     pub bytes_cached: u64,
     /// predicted microseconds
     pub predicted_us: f64,
-    /// predicted registers a thread
+    /// predicted registers per thread
     pub predicted_registers: u32,
     /// predicted share of the threads a multiprocessor holds
     pub predicted_occupancy: f64,
 }
 
-/// Runs each of these plans once, on inputs that are on the device.
+/// Runs each of these plans once, on inputs in device memory.
 pub fn once(engine: &Engine, case: &BenchCase, wanted: &[OpPlan]) -> Result<OnceRow, Error> {
     let graph = graph(case)?;
     let tensors =

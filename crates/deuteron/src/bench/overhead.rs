@@ -1,4 +1,4 @@
-//! What a call costs beside its kernel: the host's part of a launch, and the first call of all.
+//! The overhead of a call: the host time of a launch, and the time of the first call.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::seed;
 use crate::session::{SessionOptions, Storage, compile};
 use crate::tensor::Tensor;
 
-/// Launches of one round: fewer than a stream takes before it makes the host wait.
+/// Launches per round: fewer than a stream queues before it blocks the host.
 const LAUNCHES: u32 = 400;
 
 /// First calls of each kind.
@@ -32,11 +32,11 @@ pub struct OverheadRow {
     pub device: String,
     /// host microseconds of a bare call of the driver that launches a small kernel
     pub bare_launch_us: f64,
-    /// of the same launch enqueued on a stream, with all checks
+    /// host microseconds of the same launch enqueued on a stream, with all checks
     pub launch_us: f64,
-    /// milliseconds from a graph to its first result, nothing known: planned, compiled, loaded, run; the median
+    /// median milliseconds from a graph to its first result with an empty cache: plan, compile, load, run
     pub first_cold_ms: f64,
-    /// the same with the kernel on disk
+    /// the same with the kernel in the disk cache
     pub first_disk_ms: f64,
 }
 

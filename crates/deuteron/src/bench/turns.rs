@@ -19,13 +19,13 @@ const ROUNDS: usize = 7;
 pub(super) struct Turns {
     /// of each session
     pub times: Vec<Duration>,
-    /// of the faster way to copy
+    /// of the faster kind of copy
     pub copy: Duration,
-    /// that a copy reads and writes, as many as the session moves that moves fewest
+    /// bytes that a copy reads and writes: as many as the session that moves the fewest
     pub copy_bytes: usize,
 }
 
-/// Times sessions of the same inputs; on a GPU from recordings, over sets of buffers that the cache does not hold.
+/// Times sessions on the same inputs; on a GPU from CUDA graphs, over sets of buffers that do not fit the cache.
 pub(super) fn in_turn(engine: &Engine, sessions: &mut [Session], tensors: &[Tensor]) -> Result<Turns, Error> {
     let Some(first) = sessions.first() else {
         return Ok(Turns { times: Vec::new(), copy: Duration::ZERO, copy_bytes: 0 });

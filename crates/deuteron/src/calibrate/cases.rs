@@ -1,4 +1,4 @@
-//! The graphs that are measured: text graphs at some sizes, and the catalogue. No size of the calibration is one of the
+//! The graphs to measure: text graphs at some sizes, and the catalogue. No size of the calibration is used for the
 //! validation.
 
 use deuteron_graph::{Dtype, Graph};
@@ -95,9 +95,9 @@ const SHORT_VALIDATION: &[[usize; 2]] = &[[4000, 24], [2000, 72], [1200, 200]];
 /// Rows of many vectors.
 const LONG_VALIDATION: &[[usize; 2]] = &[[700, 600], [3000, 1000]];
 
-/// Graphs in which fusing everything that is legal may lose. On the CPU it does where a flat kernel, which runs full
-/// vectors whatever the shape, becomes one of narrow rows; and where a value of one number a row, cheap on its own, is
-/// made a row at a time.
+/// Graphs in which fusing everything that is legal may be slower. On the CPU it is where a flat kernel, which runs full
+/// vectors for any shape, becomes a kernel of narrow rows; and where a value of one number per row, cheap on its own, is
+/// computed one row at a time.
 const DECISIONS: &[Family] = &[
     ("x = input f32[R,C] ; g = gelu x kind=erf ; y = row_sum g ; out y", NARROW_VALIDATION),
     ("x = input f32[R,C] ; g = tanh x ; y = row_max g ; out y", NARROW_VALIDATION),

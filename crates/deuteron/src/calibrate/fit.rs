@@ -12,10 +12,10 @@ pub(crate) struct Unknown {
 /// Log-ratios beyond this count linearly: about 15 %.
 const HUBER: f64 = 0.15;
 
-/// How strongly a number is held to its start, in log-ratios: what no measurement speaks of stays there.
+/// The strength of the prior on each number, in log-ratios: a number that no measurement depends on keeps its start.
 const PRIOR: f64 = 0.03;
 
-/// Steps at most.
+/// Maximum number of steps.
 const STEPS: usize = 60;
 
 /// Finds the numbers for which `residuals` (logarithms of predicted over measured) are smallest.
@@ -97,7 +97,7 @@ fn damped(matrix: &[Vec<f64>], damping: f64) -> Vec<Vec<f64>> {
     damped
 }
 
-/// Solves a symmetric positive system by elimination with the largest pivot.
+/// Solves a symmetric positive system by elimination with pivoting.
 fn solve(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Vec<f64> {
     let size = right.len();
     for column in 0..size {

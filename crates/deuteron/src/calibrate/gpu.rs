@@ -25,7 +25,7 @@ const ROUNDS: usize = 5;
 /// Bytes of the copy that says how fast memory is: far beyond any cache.
 const COPY: usize = 1 << 30;
 
-/// What is fitted, and by what factor it may differ from where it starts: bandwidth and launches start from what was
+/// The numbers to fit, and the factor by which each may differ from its start: bandwidth and launches start from what was
 /// measured, the others from the profile.
 pub(super) const FITTED: [(Quantity, f64); 10] = [
     (Quantity::DramGbps, 1.1),
@@ -43,7 +43,7 @@ pub(super) const FITTED: [(Quantity, f64); 10] = [
 /// Rows and columns of the calibration: few rows, many, wide ones, very long ones.
 const SIZES: [[usize; 2]; 4] = [[96, 512], [6000, 1024], [50000, 640], [1500, 12288]];
 
-/// Those of the validation.
+/// The sizes of the validation.
 const VALIDATED: [[usize; 2]; 4] = [[300, 896], [9000, 768], [36000, 1280], [700, 20480]];
 
 /// Graphs of one kernel that is no row kernel.
@@ -167,7 +167,7 @@ fn copy_gbps(engine: &Engine) -> Result<f64, Error> {
     Ok(probe.bytes() as f64 / best.as_secs_f64().max(1e-12) / 1e9)
 }
 
-/// What a kernel with hardly anything to do takes between two others.
+/// The time of a nearly empty kernel between two others.
 fn launch_us(engine: &Engine) -> Result<f64, Error> {
     let graph = cases::text_graph("x = input f32[R,C] ; y = add x 1 ; out y", 4, 64)?;
     let mut session = Session::new(engine, &graph, Strategy::Greedy)?;
@@ -177,13 +177,13 @@ fn launch_us(engine: &Engine) -> Result<f64, Error> {
     Ok(median(times.collect::<Result<_, _>>()?).as_secs_f64() * 1e6)
 }
 
-/// What a machine predicts for plans, beside what was measured.
+/// A machine's predictions for plans, beside the measurements.
 fn pairs(plans: &[Timed], machine: &Machine) -> Vec<(Seconds, Seconds)> {
     plans.iter().map(|plan| (plan.predict(machine), plan.measured)).collect()
 }
 
 impl Timed {
-    /// A plan of which only the whole was timed; of one kernel, that is the kernel's time.
+    /// A plan of which only the total was timed; with one kernel, that is the kernel's time.
     fn whole(
         catalog: &dyn deuteron_plan::Catalog,
         graph: Arc<Graph>,

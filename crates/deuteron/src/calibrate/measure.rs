@@ -1,4 +1,4 @@
-//! Kernels timed: several sessions of one graph in turn, so that what disturbs the machine disturbs all.
+//! Timed kernels: several sessions of one graph in turn, so that disturbances affect all of them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use crate::seed;
 use crate::session::Session;
 use crate::tensor::Tensor;
 
-/// Length of a burst of one variant, about.
+/// Approximate length of a burst of one variant.
 const BURST: Duration = Duration::from_millis(2);
 
-/// A kernel whose time says how fast the machine runs at the moment: speeds of shared machines drift from one minute to
+/// A kernel whose time measures the current speed of the machine: speeds of shared machines drift from one minute to
 /// the next by half and more, all kernels together.
 pub(crate) struct Anchor {
     session: Session,
@@ -32,7 +32,7 @@ impl Anchor {
         Ok(Anchor { session: Session::new(engine, &graph, Strategy::Unfused)?, input })
     }
 
-    /// What it takes now.
+    /// Its current time.
     pub fn now(&mut self) -> Result<Seconds, Error> {
         let mut times = Vec::with_capacity(ANCHORS);
         for _ in 0..ANCHORS {
@@ -44,17 +44,17 @@ impl Anchor {
     }
 }
 
-/// Runs of the anchor in one look at it: about 3 ms.
+/// Runs of the anchor per measurement: about 3 ms.
 const ANCHORS: usize = 40;
 
-/// One kernel: what it does, and what it took.
+/// One kernel: its work and its time.
 #[derive(Debug, Clone)]
 pub(crate) struct Sample {
     graph: Arc<Graph>,
     plan: Arc<Plan>,
     group: usize,
     work: Work,
-    /// what it took, if it was timed on its own
+    /// its time, if it was timed on its own
     pub measured: Option<Seconds>,
 }
 
@@ -71,12 +71,12 @@ impl Sample {
         Sample { graph, plan, group, work, measured }
     }
 
-    /// Its name, for a person.
+    /// Its name in reports.
     pub fn name(&self) -> String {
         format!("{} {}", self.plan.strategy, self.plan.groups[self.group].name)
     }
 
-    /// What a machine would take for it.
+    /// Its predicted time on a machine.
     pub fn predict(&self, machine: &Machine) -> Seconds {
         let draft = self.plan.groups[self.group].draft(&self.graph, &self.plan.placement);
         cost(&draft, machine, &Counted(&self.work)).total
@@ -113,7 +113,7 @@ pub(crate) struct Timed {
 }
 
 impl Timed {
-    /// What a machine would take for all kernels.
+    /// The predicted time of all kernels on a machine.
     pub fn predict(&self, machine: &Machine) -> Seconds {
         self.kernels.iter().map(|sample| sample.predict(machine)).sum()
     }
@@ -167,7 +167,7 @@ pub(crate) fn time<const N: usize>(
     Ok(std::array::from_fn(|_| timed.next().unwrap_or(Timed { kernels: Vec::new(), measured: Seconds(0.0) })))
 }
 
-/// A time that a tenth of the runs did not reach. What disturbs a run only ever makes it longer.
+/// The tenth percentile of the times: disturbances only make runs longer.
 fn undisturbed(mut times: Vec<Duration>) -> Seconds {
     times.sort_unstable();
     Seconds(times.get(times.len() / 10).map_or(0.0, Duration::as_secs_f64))

@@ -1,7 +1,7 @@
-//! The numbers of this machine: measured, fitted, and put to the test.
+//! The numbers of this machine: measurement, fit and validation.
 //!
 //! [`calibrate`] times a list of kernels and finds the numbers of the cost model that explain them best. [`validate`] times
-//! other kernels, at other sizes, and says how far the predictions are off and how often they choose the faster plan.
+//! other kernels at other sizes, and reports the prediction error and how often predictions choose the faster plan.
 
 mod cases;
 mod fit;
@@ -21,21 +21,21 @@ use crate::error::Error;
 use fit::Unknown;
 use measure::{Anchor, Sample, Timed, time};
 
-/// Time spent on one graph, about.
+/// Approximate time to spend on one graph.
 const BUDGET: Duration = Duration::from_millis(110);
 
-/// What a calibration found.
+/// The result of a calibration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calibration {
     /// the machine before
     pub before: Machine,
-    /// the same with the numbers that were found
+    /// the same with the fitted numbers
     pub machine: Machine,
     /// kernels that were measured
     pub kernels: usize,
-    /// how far the new numbers are off on what they were fitted to: kernels of a CPU, plans of a GPU
+    /// prediction error of the new numbers on the data of the fit: kernels of a CPU, plans of a GPU
     pub errors: TimeErrors,
-    /// the numbers that were looked for
+    /// the numbers to fit
     pub fitted: Vec<Quantity>,
 }
 
@@ -46,8 +46,8 @@ impl Calibration {
     }
 }
 
-/// What is fitted, and by what factor it may differ from the profile that ships. The speeds of memory and arithmetic differ
-/// less from one machine to the next than what the engine's own bookkeeping takes.
+/// The numbers to fit, and the factor by which each may differ from the shipped profile. The speeds of memory and arithmetic differ
+/// less between machines than the engine's own overhead.
 const FITTED: [(Quantity, f64); 35] = [
     (Quantity::DramGbps, 30.0),
     (Quantity::CacheGbps, 30.0),
@@ -87,9 +87,9 @@ const FITTED: [(Quantity, f64); 35] = [
 ];
 
 /// Measures kernels on an engine and fits the machine's numbers to them. `date` goes into the numbers' origins; `progress` is
-/// told how many of all graphs are done.
+/// called with the number of finished graphs and of all graphs.
 ///
-/// Starts from the profile that ships, so that the result depends on nothing but the measurements.
+/// Starts from the shipped profile, so that the result depends only on the measurements.
 pub fn calibrate(engine: &Engine, date: &str, progress: impl FnMut(usize, usize)) -> Result<Calibration, Error> {
     match engine.device().machine().kind {
         MachineKind::Cpu => calibrate_on(engine, &cases::calibration()?, BUDGET, date, progress),
@@ -132,14 +132,14 @@ fn calibrate_on(
     Ok(Calibration { before, machine, kernels: samples.len(), errors, fitted })
 }
 
-/// The kernels of both plans; a plan in which nothing was fused says the same twice.
+/// The kernels of both plans, or of one if nothing was fused.
 fn distinct(unfused: Timed, greedy: Timed) -> impl Iterator<Item = Sample> {
     let same = unfused.kernels.len() == greedy.kernels.len();
     unfused.kernels.into_iter().chain(greedy.kernels.into_iter().filter(move |_| !same))
 }
 
-/// The machine whose predictions are nearest to what was measured: some of its numbers fitted, each within a factor. `pairs` gives
-/// what a machine predicts beside what was measured.
+/// The machine whose predictions are closest to the measurements: some of its numbers are fitted, each within a factor. `pairs` returns
+/// a machine's predictions with the measurements.
 fn fitted(
     before: &Machine,
     numbers: &[(Quantity, f64)],
@@ -165,13 +165,13 @@ fn fitted(
     machine_of(&fit::fit(&unknowns, &residuals).into_iter().map(rounded).collect::<Vec<f64>>())
 }
 
-/// The middle of the sorted times.
+/// The median of the times.
 fn middle(times: &mut [Seconds]) -> Option<Seconds> {
     times.sort_by(|a, b| a.0.total_cmp(&b.0));
     times.get(times.len() / 2).copied()
 }
 
-/// Three digits: more would not be true.
+/// Rounds to three significant digits, the accuracy of the fit.
 fn rounded(value: f64) -> f64 {
     let scale = 10f64.powi(2 - value.abs().max(1e-300).log10().floor() as i32);
     (value * scale).round() / scale

@@ -1,4 +1,4 @@
-//! Predictions put to the test: other kernels and other sizes than those of the calibration.
+//! Validation of predictions, on other kernels and sizes than those of the calibration.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::calibrate::{cases, gpu};
 use crate::engine::Engine;
 use crate::error::Error;
 
-/// Time spent on one graph, about.
+/// Approximate time to spend on one graph.
 const BUDGET: Duration = Duration::from_millis(150);
 
 /// Plans whose times differ by less than this share are a tie: either choice is right.
 const TIE: f64 = 0.05;
 
-/// What a validation found. The JSON form has these fields.
+/// The result of a validation. The JSON form has these fields.
 #[derive(Debug, Clone, Serialize)]
 pub struct Validation {
     /// where it ran
@@ -37,7 +37,7 @@ pub struct Validation {
     pub cases: Vec<CaseRow>,
 }
 
-/// How far predictions are off: `|predicted - measured| / measured`.
+/// The prediction error: `|predicted - measured| / measured`.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct TimeErrors {
     /// predictions
@@ -69,7 +69,7 @@ pub struct Decisions {
     pub losing: usize,
     /// of them, those where both plans take the same time, within 5 %
     pub ties: usize,
-    /// of those that are no ties, the ones that were predicted right
+    /// of those that are not ties, the number predicted right
     pub right: usize,
 }
 
@@ -85,18 +85,18 @@ impl Decisions {
         }
     }
 
-    /// Right among those that are no ties.
+    /// Share of right predictions among those that are not ties.
     pub fn right_share(&self) -> f64 {
         self.right as f64 / (self.cases - self.ties).max(1) as f64
     }
 
-    /// Losing among all.
+    /// Share of graphs where fusing is slower.
     pub fn losing_share(&self) -> f64 {
         self.losing as f64 / self.cases.max(1) as f64
     }
 }
 
-/// How fusing everything that is legal turns out, measured.
+/// The measured outcome of fusing everything that is legal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -129,7 +129,7 @@ pub struct CaseRow {
     pub fused_us: f64,
     /// predicted microseconds, fused
     pub fused_predicted_us: f64,
-    /// how fusing turns out; none where there is nothing to fuse
+    /// the outcome of fusing; none if there is nothing to fuse
     pub outcome: Option<Outcome>,
     /// kernels of both plans, those that were timed on their own
     pub kernels: Vec<KernelCase>,
@@ -193,7 +193,7 @@ impl CaseRow {
 }
 
 /// Measures the catalogue at three sizes, and graphs where fusing wins or loses, against the predictions of the engine's
-/// machine. `progress` is told how many of all graphs are done.
+/// machine. `progress` receives the number of finished graphs and of all graphs.
 pub fn validate(engine: &Engine, progress: impl FnMut(usize, usize)) -> Result<Validation, Error> {
     match engine.device().machine().kind {
         MachineKind::Cpu => validate_on(engine, &cases::validation()?, BUDGET, progress),

@@ -29,7 +29,7 @@ impl Builder<'_> {
         Ok(Built { outputs: vec![("y", y), ("s", s)], ..Built::default() })
     }
 
-    /// Dropout, and nothing where nothing is dropped: evaluation costs no random numbers.
+    /// Dropout; nothing if `p` is 0, so that evaluation draws no random numbers.
     pub fn dropped(&mut self, x: NodeId, seed: NodeId) -> Value {
         if self.a.p == 0.0 { Ok(x) } else { self.g.dropout(x, seed, self.a.p, 0) }
     }
@@ -59,7 +59,7 @@ impl Builder<'_> {
         Ok((self.g.slice(x, axis, 0, half)?, self.g.slice(x, axis, half, half)?))
     }
 
-    /// Scale, mask, softmax and dropout, as far as they are there.
+    /// Scale, mask, softmax and dropout, where present.
     pub fn softmax(&mut self) -> Value {
         let mut x = self.v[0];
         if let Some(scale) = self.a.scale {

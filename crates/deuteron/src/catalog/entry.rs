@@ -1,4 +1,4 @@
-//! What the catalogue holds of each op.
+//! The catalogue's entry of an op.
 
 use deuteron_graph::{Activation, Gelu, Graph, GraphError, InputKind, Mask, NodeId};
 
@@ -6,25 +6,25 @@ use super::sizes::TypeOf;
 use super::words::Attribute;
 use super::{Attributes, EPS, FusedOp, Norm, Reduction};
 
-/// A fused op: all that is known of it.
+/// A fused op: everything that is known about it.
 pub(crate) struct Entry {
     pub name: &'static str,
-    /// what it computes, for a person
+    /// its formula, as text
     pub formula: &'static str,
     /// its attributes, in the order in which they are shown
     pub attributes: &'static [Attribute],
     /// their usual values
     pub usual: Attributes,
     pub operands: &'static [Operand],
-    /// names of what it returns
+    /// names of its results
     pub outputs: Outputs,
     pub build: fn(&mut Builder<'_>) -> Made,
     pub backward: Backward,
-    /// made of row kernels, matmuls of scores aside
+    /// consists of row kernels, except for matmuls of scores
     pub is_rows: bool,
     /// attention, or begins with it
     pub attends: bool,
-    /// its result is as long as it is wide
+    /// its result is square
     pub is_square: bool,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Operand {
     pub of: TypeOf,
     /// whether there is one
     pub when: fn(&Attributes) -> bool,
-    /// the weight of a linear layer, which is read as it lies if it is `[out, in]`
+    /// the weight of a linear layer, which is read in place if it is stored as `[out, in]`
     pub transposes: bool,
 }
 
@@ -135,18 +135,18 @@ pub(crate) struct Builder<'a> {
     /// its operands, in order
     pub v: &'a [NodeId],
     pub a: Attributes,
-    /// weights that lie as `[out, in]`
+    /// weights stored as `[out, in]`
     pub transposed: &'a [NodeId],
 }
 
-/// What a builder hands back.
+/// The result of a builder.
 #[derive(Default)]
 pub(crate) struct Built {
     /// values to return
     pub outputs: Vec<(&'static str, NodeId)>,
-    /// statistics that backward takes again
+    /// statistics that the backward pass reads
     pub saved: Vec<(&'static str, NodeId)>,
-    /// of the values that are returned, those that backward takes again: computing them anew would cost attention
+    /// returned values that the backward pass reads, since recomputing them would repeat attention
     pub taken: Vec<NodeId>,
 }
 

@@ -1,14 +1,14 @@
-//! Ops around products: heads, attention, and the loss of a language model without its logits.
+//! Ops around matmuls: heads, attention, and the loss of a language model without its logits.
 
 use deuteron_graph::{BinaryOp, CompareOp, Composite, Dtype, Graph, GraphError, Mask, NodeId, Shape};
 
 use super::{Attributes, Reduction};
 
-/// What [`attend`] does besides.
+/// Options of [`attend`].
 #[derive(Clone, Copy)]
 pub(super) struct Attend {
     pub mask: Mask,
-    /// of the scores; none for one over the root of the features
+    /// factor of the scores; none for `1 / sqrt(features)`
     pub scale: Option<f64>,
     pub p: f64,
     /// heads of queries that share a head of keys

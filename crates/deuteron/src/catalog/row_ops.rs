@@ -1,4 +1,4 @@
-//! Ops of rows, whose cost is that of memory.
+//! Ops of rows, whose time is dominated by memory.
 
 use deuteron_graph::{Dtype, Mask, Shape};
 

@@ -10,12 +10,12 @@ pub type OperandType = (Dtype, Shape);
 /// An operand's type for some sizes.
 pub(super) type TypeOf = fn(&Sizes, &Attributes) -> OperandType;
 
-/// How rows and columns of an op that attends are cut.
+/// How the rows and columns of an attention op are divided into sequences and heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
-    /// positions of a sequence, at most: the rows are sequences of them
+    /// maximum positions per sequence: the rows are divided into sequences
     pub positions: usize,
-    /// features of a head: the columns are heads of them where they divide so, and else one head
+    /// features per head: the columns are divided into heads if they divide evenly, otherwise there is one head
     pub width: usize,
 }
 
@@ -31,7 +31,7 @@ impl Default for Heads {
 pub struct ExpertSizes {
     /// how many
     pub count: usize,
-    /// columns of the result of each; none: as many as of the main operand
+    /// columns of each expert's result; by default those of the main operand
     pub columns: Option<usize>,
     /// experts of each row, where their results are weighted
     pub choices: usize,
@@ -43,7 +43,7 @@ impl Default for ExpertSizes {
     }
 }
 
-/// What the types of operands follow from.
+/// The sizes that determine the operands' types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
     /// rows of the main operand
@@ -115,7 +115,7 @@ pub(super) fn chosen(s: &Sizes, a: &Attributes) -> OperandType {
     if a.weighted { (Dtype::I32, Shape::from([s.rows, s.experts.choices])) } else { indices(s, a) }
 }
 
-/// Scores, which are squares where a causal mask is to mean something.
+/// Scores, square where a causal mask applies.
 pub(super) fn scores(s: &Sizes, a: &Attributes) -> OperandType {
     let side = s.cols.max(1);
     match a.mask == Mask::Causal && s.rows.is_multiple_of(side) {

@@ -1,4 +1,4 @@
-//! Attributes of ops, and ops with their attributes in words: `norm_act norm=rms act=silu eps=1e-6`.
+//! Attributes of ops, and ops with their attributes as text: `norm_act norm=rms act=silu eps=1e-6`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ pub(crate) struct Attribute {
     pub(super) key: &'static str,
     /// its name where an op is shown
     field: &'static str,
-    /// takes the word after `=`, or says what would be one
+    /// parses the word after `=`, or returns what was expected
     read: Read,
     show: Show,
 }

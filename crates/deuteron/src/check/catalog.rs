@@ -30,12 +30,12 @@ pub enum Breadth {
     Repeated(usize),
 }
 
-/// Every so-manieth graph of the matrix: several processes share it, each with its own compiler.
+/// A part of the matrix, so that several processes can share it, each with its own compiler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// which, from 0
+    /// the part, from 0
     pub index: usize,
-    /// of how many
+    /// the number of parts
     pub count: usize,
 }
 
@@ -44,12 +44,12 @@ impl Part {
     pub const WHOLE: Part = Part { index: 0, count: 1 };
 }
 
-/// What a run over the catalogue found.
+/// The result of a run over the catalogue.
 #[derive(Debug, Clone, Serialize)]
 pub struct CatalogReport {
     /// where it ran
     pub device: String,
-    /// results that were held against the reference: op, direction, dtype, shape, layout
+    /// results compared with the reference: op, direction, dtype, shape, layout
     pub cases: usize,
     /// different shapes among them
     pub shapes: usize,
@@ -61,9 +61,9 @@ pub struct CatalogReport {
     pub worst_ratio: f64,
     /// the case it came from
     pub worst_case: String,
-    /// calls of composites whose expansion was held against its formula
+    /// calls of composites whose expansion was compared with its formula
     pub formulas: usize,
-    /// gradients that were held against central differences of the formulas
+    /// gradients that were compared with central differences of the formulas
     pub gradients: usize,
     /// elements of these gradients
     pub gradient_elements: usize,
@@ -95,7 +95,7 @@ pub struct CatalogFailure {
     pub what: String,
 }
 
-/// Failures that are told one by one.
+/// Maximum number of failures listed individually.
 const TOLD: usize = 20;
 
 /// Rows and columns: none, one, around vectors, warps and blocks, a vocabulary, rows too long for one block. Columns are
@@ -116,23 +116,23 @@ const SHAPES: [(usize, usize); 40] = [
     (1, 131072), (2, 131072),
 ];
 
-/// Those of a small run; the i-th has the i-th dtype and layout.
+/// The sizes of a small run; the i-th has the i-th dtype and layout.
 const FEW_SHAPES: [(usize, usize); 6] = [(5, 129), (2, 1500), (3, 768), (33, 7), (1, 16384), (1, 50257)];
 
-/// Those that are repeated: many rows, whose column sums pass between blocks, and few long ones.
+/// The sizes to repeat: many rows, whose column sums are combined across blocks, and few long ones.
 const REPEATED_SHAPES: [(usize, usize); 2] = [(1025, 129), (3, 16384)];
 
-/// The longest row of an op whose result is as long as it is wide.
+/// The longest row of an op with a square result.
 const WIDEST_SQUARE: usize = 768;
 
-/// How operands lie in memory.
+/// The layout of operands in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lie {
     /// row after row
     Contiguous,
     /// rows padded to a stride that keeps vectors aligned
     Padded,
-    /// rows that begin one element into their memory, and follow each other at an odd distance
+    /// rows that start one element into their buffer, with an odd stride
     Misaligned,
 }
 
@@ -168,14 +168,14 @@ struct Piece {
     repeats: usize,
 }
 
-/// What came of one layout.
+/// The result of one layout.
 struct Answer {
     lie: Lie,
     ratio: f64,
     problem: Option<String>,
 }
 
-/// Runs the catalogue on an engine, or those of its ops that are named. `progress` is told how many of all graphs are done.
+/// Runs the catalogue on an engine, or those of its ops that are named. `progress` receives the number of finished graphs and of all graphs.
 pub fn check_catalog(
     engine: &Engine,
     breadth: Breadth,
@@ -222,7 +222,7 @@ pub fn check_catalog(
     Ok(report)
 }
 
-/// Does something while another thread keeps the device busy with rows of its own.
+/// Runs a function while another thread keeps the device busy with other work.
 pub fn beside_other_work<T>(engine: &Engine, work: impl FnOnce() -> T) -> Result<T, Error> {
     let op = catalog::SOFTMAX.usual();
     let graph = op.graph(&op.operand_types(4096, 2000, Dtype::Bf16))?;
@@ -245,7 +245,7 @@ pub fn beside_other_work<T>(engine: &Engine, work: impl FnOnce() -> T) -> Result
     })
 }
 
-/// Ends the other work, even if ours panics.
+/// Ends the other work, even on a panic.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -375,7 +375,7 @@ fn answer(lie: Lie, verification: &Verification) -> Answer {
     Answer { lie, ratio, problem }
 }
 
-/// A contiguous tensor's values, lying otherwise. What lies between them is NaN. Indices stay as they are: tables are
+/// A contiguous tensor's values in another layout, with NaN in the gaps. Indices are unchanged: tables are
 /// picked from by a list.
 fn lying(tensor: &Tensor, lie: Lie) -> Result<Tensor, Error> {
     let shape = tensor.shape().clone();

@@ -1,10 +1,10 @@
-//! The mathematics of the catalogue, held against what comes neither from expansions nor from `differentiate`.
+//! Checks the mathematics of the catalogue against references that use neither expansions nor `differentiate`.
 //!
 //! - Every call of a composite: its expansion in `f64` against its formula.
 //! - Every gradient: the backward graph in `f64` against central differences of the forward graph, in which each composite is
 //!   computed by its formula.
 //!
-//! Kernels are held against the expansions, so that "verified" covers the formula too.
+//! Kernels are compared with the expansions, so that "verified" covers the formula too.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::catalog::{ExpertSizes, FusedOp, Heads, OperandType, Sizes};
 use crate::error::Error;
 use crate::seed;
 
-/// What was held against formulas and differences, and what does not agree.
+/// The number of comparisons with formulas and differences, and the mismatches.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     /// Calls of composites.
@@ -27,7 +27,7 @@ pub(super) struct Findings {
     pub problems: Vec<String>,
 }
 
-/// Steps of a formula beside its sums, at most; each may be off by an epsilon of the largest magnitude that takes part.
+/// Maximum number of steps of a formula beside its sums; each may be off by an epsilon of the largest magnitude involved.
 const STEPS: f64 = 16.0;
 
 /// Small enough for a difference in every element: two sequences of three positions, two heads of two features.
@@ -94,8 +94,8 @@ fn compare_calls(graph: &Graph, inputs: &[Array], findings: &mut Findings) -> Re
     Ok(())
 }
 
-/// How far two ways to compute a composite in `f64` may be apart: an epsilon of the largest product that takes part, for each term of
-/// the longest sum. A norm scales up what is left of a row after its mean is taken away.
+/// The tolerance between two computations of a composite in `f64`: an epsilon of the largest product involved, for each term of
+/// the longest sum. A norm amplifies the difference of a row from its mean.
 fn bound(composite: &Composite, operands: &[Array], results: &[Array]) -> f64 {
     let terms = operands.iter().flat_map(|array| array.shape.iter().copied()).max().unwrap_or(1);
     let finite = operands.iter().chain(results).flat_map(|array| &array.values).filter(|value| value.is_finite());
@@ -122,7 +122,7 @@ fn compare_gradients(op: &FusedOp, types: &[OperandType], findings: &mut Finding
     by_name.extend(names.zip(forward.seeds.iter().cloned()));
     let given = backward.inputs().iter().map(|&id| by_name.get(&backward.label(id)).cloned());
     let Some(given) = given.collect::<Option<Vec<Array>>>() else {
-        findings.problems.push("backward takes a value that forward does not give".to_string());
+        findings.problems.push("backward reads a value that forward does not return".to_string());
         return Ok(());
     };
     let gradients = interpret(&backward, &given, Rounding::Exact)?.outputs;
@@ -185,7 +185,7 @@ impl Differences {
         Ok(Differences { graph, steps, inputs, seeds })
     }
 
-    /// Holds the gradient of `L` in an input against differences.
+    /// Compares the gradient of `L` in an input with differences.
     fn compare(&mut self, position: usize, gradient: &Array, findings: &mut Findings) -> Result<(), Error> {
         findings.gradients += 1;
         for (element, &analytic) in gradient.values.iter().enumerate() {
@@ -197,14 +197,14 @@ impl Differences {
             }
             let name = self.graph.label(self.graph.inputs()[position]);
             findings.problems.push(format!(
-                "d_{name} is {analytic} at element {element}, differences of the formula give {difference}, bound {bound:e}"
+                "d_{name} is {analytic} at element {element}, finite differences of the formula give {difference}, bound {bound:e}"
             ));
             break;
         }
         Ok(())
     }
 
-    /// The slope of `L` in one element of an input, by a central difference, and how far it may be off.
+    /// The slope of `L` in one element of an input, by a central difference, with its error bound.
     ///
     /// A difference over `h` is off by `h^2 L'''/6`, of which the difference over `2 h` has four times as much, and by the rounding of `L`
     /// over `h`: an epsilon of the terms of `L` for each node.

@@ -1,4 +1,4 @@
-//! Results held against those of another program.
+//! Comparison with results of another program.
 
 use deuteron_graph::{Dtype, Graph};
 use deuteron_onnx::TensorData;
@@ -12,21 +12,21 @@ use crate::session::Session;
 use crate::tensor::Tensor;
 use crate::verify::Expected;
 
-/// What another program may differ by, relative to its result: the tolerance of ONNX's own tests.
+/// The relative tolerance for another program's results: that of ONNX's own tests.
 const RELATIVE: f64 = 1e-3;
 
-/// The difference that uses up most of what is allowed.
+/// The difference that is the largest share of its tolerance.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
     /// the output that has it
     pub output: String,
     /// ours minus theirs; infinite where one is not finite, or the shapes differ
     pub difference: f64,
-    /// what would be allowed
+    /// the tolerance
     pub allowed: f64,
 }
 
-/// How far the results of the fused plan are from given ones.
+/// The difference between the results of the fused plan and given ones.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Agreement {
     /// outputs that were compared

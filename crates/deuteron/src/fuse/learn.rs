@@ -1,36 +1,36 @@
-//! What a run teaches the planner: how far its predictions were off, for kernels that tell something.
+//! Corrections that the planner learns from a run: measured over predicted times of kernels that are long enough.
 //!
 //! A correction multiplies the predicted time of a kind of kernel. One run is one sample, taken on a machine that may have been busy, so:
-//! only kernels far above the cost of a launch count, each by its bytes; a run whose times are spread too widely teaches nothing; a
+//! only kernels far above the cost of a launch count, weighted by bytes; a run with too large a run-to-run spread is ignored; a
 //! correction goes half of the way, stays within a factor of two, and never replaces a number that a calibration fitted.
 
 use deuteron_plan::{Bytes, GroupKind, Machine, MachineError, Quantity};
 use deuteron_report::{Analysis, KernelSheet};
 
-/// Bytes that a kernel must move to tell something.
+/// Minimum bytes of a kernel that counts.
 const LEAST_BYTES: u64 = 1 << 20;
-/// How many launches a kernel must last to tell something.
+/// Minimum time of a kernel that counts, in launch times.
 const LEAST_LAUNCHES: f64 = 10.0;
-/// The run-to-run spread above which a run teaches nothing.
+/// The run-to-run spread above which a run is ignored.
 const WIDEST_SPREAD: f64 = 0.25;
-/// The farthest a correction goes either way.
+/// Maximum correction in either direction.
 const FARTHEST: f64 = 2.0;
 
-/// What a run teaches.
+/// The result of learning from a run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Lesson {
     /// a machine with corrections, and how many kernels they come from
     Learnt {
         /// with the new numbers
         machine: Machine,
-        /// kernels that counted
+        /// number of kernels that counted
         kernels: usize,
     },
-    /// nothing, and why
+    /// nothing learnt, with the reason
     Nothing(&'static str),
 }
 
-/// What the measured kernels of an analysis teach about a machine. `origin` says where and when; `spread` is the run-to-run spread.
+/// Corrects a machine by the measured kernels of an analysis. `origin` says where and when; `spread` is the run-to-run spread.
 pub fn lesson(machine: &Machine, analysis: &Analysis, spread: f64, origin: &str) -> Result<Lesson, MachineError> {
     if spread > WIDEST_SPREAD {
         return Ok(Lesson::Nothing("its times are spread too widely"));
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use crate::analyze::{AnalyzeOptions, analyze};
 
-    /// An analysis whose kernels took so many times what was predicted.
+    /// An analysis whose kernels took this many times what was predicted.
     fn measured(text: &str, machine: &Machine, ratio: f64) -> Analysis {
         let graph = text.parse().unwrap();
         let mut analysis = analyze(&graph, &AnalyzeOptions::on(machine.clone())).unwrap();

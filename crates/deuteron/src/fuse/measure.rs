@@ -1,4 +1,4 @@
-//! All plans in turn, so that what disturbs the machine disturbs each; medians, and the run-to-run spread.
+//! Times all plans in turn, so that disturbances affect each of them; medians, and the run-to-run spread.
 
 use std::time::{Duration, Instant};
 
@@ -16,22 +16,22 @@ use crate::times::{Rounds, median, spread};
 pub(crate) struct PlanTimes {
     /// one run, kernels started one by one
     pub run: Duration,
-    /// one run from a recording, on a device that has such a thing
+    /// one run from a CUDA graph, on a device that supports it
     pub graph: Option<Duration>,
-    /// of those runs that count: from the recording, or else one by one
+    /// of the runs that count: from the CUDA graph if there is one, otherwise one by one
     pub spread: f64,
     /// of each kernel
     pub kernels: Vec<Duration>,
 }
 
 impl PlanTimes {
-    /// Without the cost of launches, where that can be had.
+    /// Without the cost of launches, if that was measured.
     pub fn best(&self) -> Duration {
         self.graph.unwrap_or(self.run)
     }
 
-    /// The share of each kernel in a run. Events between kernels take time of their own, so where a recording tells the
-    /// whole, the kernels' times are made to add up to it: that is what the planner predicts.
+    /// The share of each kernel in a run. Events between kernels take time themselves, so if a CUDA graph gives the total
+    /// time, the kernels' times are scaled to add up to it, as the planner predicts them.
     pub fn shares(&self) -> Vec<Duration> {
         let all: Duration = self.kernels.iter().sum();
         match self.graph {
@@ -71,7 +71,7 @@ impl Samples {
         self.kernels.iter_mut().zip(times).for_each(|(all, &time)| all.push(time));
     }
 
-    /// Those without the cost of launches, where they can be had.
+    /// Those without the cost of launches, if they were measured.
     fn best(&self) -> &[Duration] {
         if self.graphs.is_empty() { &self.runs } else { &self.graphs }
     }

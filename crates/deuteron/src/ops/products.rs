@@ -1,4 +1,4 @@
-//! Ready-made ops around products: linear layers, heads, attention, a language model's loss.
+//! Ready-made ops around matmuls: linear layers, heads, attention, a language model's loss.
 
 use deuteron_graph::{Activation, Mask, View};
 
@@ -28,7 +28,7 @@ pub struct Heads {
     pub v: Tensor,
 }
 
-/// What attention does besides.
+/// Options of attention.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionOptions<'a> {
     /// `Additive` takes `mask_tensor`
@@ -45,14 +45,14 @@ impl Default for AttentionOptions<'_> {
     }
 }
 
-/// What a loss does besides.
+/// Options of a loss.
 #[derive(Debug, Clone, Copy)]
 pub struct LossOptions {
-    /// what becomes of the losses of rows
+    /// the reduction of the losses over rows
     pub reduction: Reduction,
-    /// share of a target's weight that all classes have evenly
+    /// label smoothing: the share of a target's weight that is spread evenly over all classes
     pub smoothing: f64,
-    /// a target whose row has no loss
+    /// the target value whose rows have no loss
     pub ignored: Option<i32>,
 }
 
@@ -62,7 +62,7 @@ impl Default for LossOptions {
     }
 }
 
-/// A loss, and what its gradient takes again.
+/// A loss, and the values that its gradient reads.
 #[derive(Debug, Clone)]
 pub struct LossOutput {
     /// one number, or one per row
@@ -204,7 +204,7 @@ pub struct QuantizedExperts<'a> {
     pub bias: &'a Tensor,
 }
 
-/// `act(x weight[expert]^T + bias[expert])` as rows of bytes: `x` is `i8[rows, in]` with a scale a row, `chosen` an `i32[rows]`. A row
+/// `act(x weight[expert]^T + bias[expert])` as rows of bytes: `x` is `i8[rows, in]` with a scale per row, `chosen` an `i32[rows]`. A row
 /// that goes to several experts is given once for each. `x.s` is not read.
 pub fn moe_int8(
     engine: &Engine,
@@ -253,7 +253,7 @@ pub fn linear_cross_entropy(
     Ok(LossOutput { loss: results.swap_remove(0), logsumexp })
 }
 
-/// Targets on the host that are neither classes nor ignored are refused before anything runs. Others are looked at by the kernel.
+/// Targets on the host that are neither classes nor ignored are refused before anything runs. Targets on a device are checked by the kernel.
 fn check_targets(targets: &Tensor, weight: &Tensor, ignored: Option<i32>) -> Result<(), Error> {
     if !targets.is_on_host() || weight.shape().rank() != 2 {
         return Ok(());

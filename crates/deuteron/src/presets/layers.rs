@@ -4,7 +4,7 @@ use deuteron_graph::{Composite, Dtype, Graph, GraphError, Mask, NodeId};
 
 use super::{Family, Preset, PresetSizes, gelu};
 
-/// Where a block norms.
+/// The position of a block's norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     /// before attention and before the MLP
@@ -20,7 +20,7 @@ pub(super) struct Layers {
     pub sizes: PresetSizes,
 }
 
-/// Distances that T5 has a bias for.
+/// Number of distances with a bias in T5.
 const BUCKETS: usize = 32;
 
 impl Layers {
@@ -97,7 +97,7 @@ impl Layers {
         after(self, sum, &second)
     }
 
-    /// What T5 adds to scores by the distance of query and key, `[1, heads, sequence, sequence]`.
+    /// T5's bias of scores by the distance of query and key, `[1, heads, sequence, sequence]`.
     pub fn relative_bias(&mut self, name: &str) -> Result<NodeId, GraphError> {
         let (heads, sequence) = (self.preset.heads, self.sizes.sequence);
         let buckets = self.graph.input(&format!("{name}.buckets"), Dtype::I32, [sequence, sequence])?;
@@ -114,7 +114,7 @@ impl Layers {
         self.mlp(x, name)
     }
 
-    /// A block of T5's decoder, which reads what the encoder has made.
+    /// A block of T5's decoder, which reads the encoder's result.
     pub fn decoder_block(&mut self, x: NodeId, read: NodeId, bias: NodeId, name: &str) -> Result<NodeId, GraphError> {
         let normed = self.rms_norm(x, &format!("{name}.norm_1"))?;
         let x = self.attend(x, [normed, normed], Some(bias), &format!("{name}.attention"))?;
@@ -123,7 +123,7 @@ impl Layers {
         self.mlp(x, name)
     }
 
-    /// Attention of queries over what is read, added to the residual stream.
+    /// Attention of queries over keys and values, added to the residual stream.
     fn attend(
         &mut self,
         x: NodeId,

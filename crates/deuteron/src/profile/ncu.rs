@@ -1,9 +1,9 @@
-//! What Nsight Compute is asked for, and its table read back.
+//! The metrics requested from Nsight Compute, and the parser of its table.
 
 use deuteron_report::CounterSheet;
 
-/// Arguments of `ncu` before the command that it watches. The table goes to `log`; each launch starts from cold caches, and the clocks
-/// stay what they are.
+/// Arguments of `ncu` before the profiled command. The table goes to `log`; each launch starts with cold caches, and the clocks
+/// are not changed.
 pub fn arguments(log: &str, metrics: &[&str]) -> Vec<String> {
     let words = ["--clock-control", "none", "--cache-control", "all", "--print-units", "base", "--csv", "--log-file"];
     let words = words.into_iter().map(str::to_string);
@@ -20,10 +20,10 @@ const SHARED: &str = "launch__shared_mem_per_block";
 const TENSOR: &str = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active";
 const ISSUE: &str = "sm__inst_issued.avg.pct_of_peak_sustained_active";
 
-/// What is asked for. Not every GPU and version has all of it: see [`unknown`].
+/// The requested metrics. Not every GPU and version has all of them: see [`unknown`].
 pub const METRICS: [&str; 9] = [TIME, READ, WRITTEN, HITS, OCCUPANCY, REGISTERS, SHARED, TENSOR, ISSUE];
 
-/// The metrics that `ncu` says it does not know.
+/// The metrics that `ncu` reports as unknown.
 pub fn unknown<'m>(said: &str, metrics: &[&'m str]) -> Vec<&'m str> {
     // Versions word it differently; all name the metric in a line of their own.
     let complaints = || said.lines().filter(|line| line.starts_with("==ERROR==") || line.starts_with("==WARNING=="));
@@ -39,7 +39,7 @@ pub enum NcuError {
     /// A column is missing.
     #[error("the table of ncu has no column `{0}`; expected the output of `ncu --csv`")]
     NoColumn(&'static str),
-    /// A value that is no number.
+    /// A value that is not a number.
     #[error("ncu gives {metric} as `{value}`; expected a number")]
     Value {
         /// of which metric
@@ -102,7 +102,7 @@ pub fn parse(text: &str) -> Result<Vec<Launch>, NcuError> {
     Ok(launches.into_iter().map(|(_, launch)| launch).collect())
 }
 
-/// Puts one value where it belongs. What was not asked for, and what this GPU does not count, is passed over.
+/// Stores one value in its field. Metrics that were not requested or are not available are ignored.
 fn note(counters: &mut CounterSheet, metric: &str, unit: &str, value: &str) -> Result<(), NcuError> {
     let (slot, percent) = match metric {
         TIME => (&mut counters.us, false),
@@ -197,7 +197,7 @@ pub(super) fn matched(launches: &[Launch], entries: &[Vec<String>]) -> Result<Ve
     Ok(sheets)
 }
 
-/// The launches between two kernels of ours, as those of so many library calls.
+/// The launches between two kernels of ours, as those of this many library calls.
 fn shared(launches: &[Launch], calls: usize) -> Vec<CounterSheet> {
     match calls {
         0 => Vec::new(),

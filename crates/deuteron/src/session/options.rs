@@ -6,7 +6,7 @@ use deuteron_plan::{Layout, Pin, Strategy};
 
 use crate::error::Error;
 
-/// How a graph is planned and what its inputs are. A [`Strategy`] alone is options too.
+/// How a graph is planned, and the kinds of its inputs. A [`Strategy`] converts into options.
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
     pub(super) strategy: Strategy,
@@ -70,7 +70,7 @@ impl SessionOptions {
         self
     }
 
-    /// Fusions that are forced or forbidden in a fused plan. An error says which of them cannot be kept to, and why.
+    /// Fusions to force or forbid in a fused plan. An error names the one that cannot be satisfied, and why.
     pub fn pins(self, pins: impl Into<Vec<Pin>>) -> SessionOptions {
         SessionOptions { pins: pins.into(), ..self }
     }

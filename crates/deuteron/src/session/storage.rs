@@ -8,16 +8,16 @@ use deuteron_plan::Plan;
 use super::options::{SessionOptions, Update};
 use crate::error::{Error, UpdateProblem};
 
-/// What room for a new value starts at a multiple of: a cache line.
+/// Alignment of a new value: a cache line.
 const ALIGNMENT: usize = 64;
 
-/// Which value of a graph is stored where.
+/// The storage of every value of a graph.
 pub(crate) struct Storage {
-    /// handed in, and no states
+    /// inputs that are not states
     pub(super) inputs: Vec<NodeId>,
-    /// handed in and written
+    /// states
     pub(super) states: Vec<State>,
-    /// handed out, each once, and no states
+    /// results that are not states, each once
     pub(super) outputs: Vec<NodeId>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct State {
     pub node: NodeId,
     /// its new value
     result: NodeId,
-    /// where the new value waits for the end of the run, if that is not the state itself
+    /// where the new value is stored until the end of the run, if not in the state itself
     room: Option<Room>,
 }
 
@@ -135,7 +135,7 @@ fn can_write(kernel: &Kernel, state: NodeId, result: NodeId) -> bool {
     })
 }
 
-/// Why an input cannot be a state with this new value, beside others.
+/// Why an input cannot be a state with this new value, given the other states.
 fn problem(graph: &Graph, states: &[State], state: NodeId, result: NodeId) -> Option<UpdateProblem> {
     if !graph.inputs().contains(&state) {
         return Some(UpdateProblem::NoInput);
@@ -156,12 +156,12 @@ fn problem(graph: &Graph, states: &[State], state: NodeId, result: NodeId) -> Op
     (expected != got).then_some(UpdateProblem::Type { expected, got })
 }
 
-/// What a node is called, if it is one of the graph's.
+/// The name of a node, if it belongs to the graph.
 fn name(graph: &Graph, id: NodeId) -> String {
     if graph.ids().any(|known| known == id) { graph.label(id) } else { format!("%{}", id.index()) }
 }
 
-/// What the one append that reads an input makes of it, if nothing else reads it and the result is handed out.
+/// The result of the only append that reads an input, if nothing else reads the input and the result is an output.
 fn appended(graph: &Graph, state: NodeId) -> Option<NodeId> {
     let handed_out = |id: NodeId| graph.outputs().iter().any(|output| output.node == id);
     let mut readers = graph.ids().filter(|&id| graph.node(id).inputs.contains(&state));

@@ -1,4 +1,4 @@
-//! Whether a launch shape computes what it should: against f64 where that is quick, else against the suggested one.
+//! Verification of a launch shape: against f64 for small kernels, otherwise against the suggested launch shape.
 
 use deuteron_graph::{Dtype, Graph, Op, ReduceOp};
 use deuteron_reference::{Array, Bounded, Comparison, ulp};
@@ -10,11 +10,11 @@ use crate::verify::Expected;
 /// Elements of all values of a kernel up to which the reference is quick.
 const QUICK: usize = 1 << 25;
 
-/// How far two right results may lie apart, over what the rounding of one result and the order of its sums explain: each
+/// The tolerance between two right results, relative to the error of rounding and summation order in one result: each
 /// of the two is off by as much, and as much again comes from values that are rounded inside of the kernel.
 const APART: f64 = 4.0;
 
-/// What results are held against.
+/// The reference of results.
 pub(super) enum Proof {
     /// f64
     Exact { part: Box<Graph>, expected: Box<Expected> },
@@ -35,7 +35,7 @@ impl Proof {
         Ok(Some(Proof::Exact { part: Box::new(part.clone()), expected }))
     }
 
-    /// Against results that are trusted.
+    /// Compares with trusted results.
     pub fn like(part: &Graph, outputs: Vec<Tensor>) -> Result<Proof, Error> {
         let with_magnitude = |tensor: Tensor| {
             let magnitude = tensor.to_array()?.max_abs();
@@ -45,7 +45,7 @@ impl Proof {
         Ok(Proof::Like { first, reduction: longest_reduction(part) })
     }
 
-    /// What is wrong with results, if something is.
+    /// The mistake in results, if there is one.
     pub fn problem(&self, outputs: &[Tensor]) -> Result<Option<String>, Error> {
         match self {
             Proof::Exact { part, expected } => {
@@ -80,7 +80,7 @@ fn apart(first: &Tensor, magnitude: f64, got: &Tensor, reduction: usize) -> Resu
     Ok(Bounded { dtype, exact: first, bounds }.compare(&got))
 }
 
-/// How far two right results may lie apart in a tensor of this largest magnitude. Bytes may differ by a step.
+/// The tolerance between two right results in a tensor of this largest magnitude. Bytes may differ by one step.
 fn distance(dtype: Dtype, magnitude: f64, reduction: usize) -> f64 {
     match dtype {
         Dtype::F32 | Dtype::F16 | Dtype::Bf16 => {

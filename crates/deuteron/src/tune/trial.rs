@@ -1,4 +1,4 @@
-//! One kernel with each of its launch shapes: proved, then timed in turn with the suggested one.
+//! One kernel with each of its launch shapes: verified, then timed in turn with the suggested one.
 
 use std::time::Duration;
 
@@ -15,19 +15,19 @@ use crate::error::Error;
 use crate::tensor::Tensor;
 use crate::times::median;
 
-/// Samples of each launch shape while the field is wide.
+/// Samples of each launch shape in the first round.
 const FIRST_LOOK: usize = 3;
 
-/// How many of the fastest are looked at again.
+/// Number of fastest candidates measured again.
 const FINALISTS: usize = 3;
 
 /// Samples of each in one of the two rounds that decide.
 const SAMPLES: usize = 9;
 
-/// What a launch shape has to save to be worth a change. The same kernel, timed twice in turn, differs by less.
+/// Minimum saving to replace the suggested launch shape. The same kernel, timed twice in turn, differs by less.
 const WORTH: f64 = 0.98;
 
-/// Proves and times all launch shapes of a kernel.
+/// Verifies and times all launch shapes of a kernel.
 pub(super) fn measure(
     engine: &Engine,
     subject: &Subject,
@@ -130,7 +130,7 @@ impl<'a> Bed<'a> {
         self.outputs.iter().enumerate().map(read).collect()
     }
 
-    /// What other launch shapes are held against; the suggested one is held against f64, if that is quick.
+    /// The reference of other launch shapes; the suggested one is compared with f64 if the kernel is small.
     fn prove(&self, config: &RowConfig, suggested: &mut Trial) -> Result<Proof, Error> {
         let outputs = self.outputs.iter().map(|&node| Output { name: format!("out{}", node.index()), node });
         let part = extract(self.subject.graph, &outputs.collect::<Vec<_>>(), &self.inputs)?;
@@ -142,7 +142,7 @@ impl<'a> Bed<'a> {
         }
     }
 
-    /// Proves a launch shape and times it in turn with the suggested one: its time as a share of the other's.
+    /// Verifies a launch shape and times it in turn with the suggested one; returns its time relative to the suggested one.
     fn first_look(
         &self,
         suggested: &mut Trial,

@@ -1,4 +1,4 @@
-//! What kernels are tuned on: seeded inputs of the graph, and what the graph makes of them where a kernel reads the result
+//! The inputs of tuning: seeded inputs of the graph, and intermediate results where a kernel reads the result
 //! of another.
 
 use std::collections::HashMap;

@@ -115,7 +115,7 @@ fn two_products_of_one_operand_are_one_kernel() {
             let gated = format!(
                 "a = matmul h u:float[{k},{n}] ; b = matmul h v:float[{k},{n}] ; s = silu a ; y = mul s b ; out y"
             );
-            // One column is a number a row, worked on by other instructions than a row.
+            // One column is a number per row, worked on by other instructions than a row.
             check(&format!("{x} ; {}", gated.replace("matmul h", "matmul x")), dtype, n > 1);
             if m <= 8 && k > 3 {
                 // The greedy plan looks at the norm before both products are together; the search sees both, and for rows of
@@ -139,7 +139,7 @@ fn what_one_kernel_cannot_do_stays_apart() {
     let norm = "h = layer_norm x w:float[64] b:float[64]";
     let linear = "l = linear h m:float[64,32] c:float[32]";
     assert_eq!(kernels(&format!("x = input float[8,64] ; {norm} ; {linear} ; out l")), 1);
-    // One number a row is worked on alone, and not along the row.
+    // One number per row is worked on alone, and not along the row.
     let narrow = "x = input float[8,1] ; h = gelu x ; l = linear h m:float[1,32] c:float[32] ; out l";
     assert_eq!(kernels(narrow), 2);
     // Too many rows to hold.

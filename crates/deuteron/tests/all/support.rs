@@ -9,7 +9,7 @@ use deuteron::verify::Expected;
 use deuteron::{Cpu, Dtype, Engine, Error, Graph, Isa, Session, Strategy, Tensor, seed};
 use deuteron_testkit::hardware;
 
-/// A CPU of so many threads.
+/// A CPU of this many threads.
 pub fn cpu(threads: usize, isa: Isa) -> Engine {
     Engine::on(Arc::new(Cpu::with(threads, isa)))
 }

@@ -1,4 +1,4 @@
-// 128 threads a block, 1 x 8 elements a thread: no row structure
+// 128 threads per block, 1 x 8 elements per thread: no row structure
 #define WAITS
 constexpr int V = 8;
 constexpr int T = 128;

@@ -1,4 +1,4 @@
-// 96 threads a row, 1 rows a block, 8 columns a thread by 8: columns do not depend on each other
+// 96 threads per row, 1 rows per block, 8 columns per thread by 8: columns do not depend on each other
 #define WAITS
 constexpr int V = 8;
 constexpr int T = 96;

@@ -1,4 +1,4 @@
-// 32 threads a row, 4 rows a block, 24 columns a thread by 8, 2 resident blocks a multiprocessor, 1 rows ahead in shared memory: a warp holds the row
+// 32 threads per row, 4 rows per block, 24 columns per thread by 8, 2 resident blocks per multiprocessor, 1 rows ahead in shared memory: a warp holds the row
 constexpr int V = 8;
 constexpr int T = 32;
 constexpr int ROWS = 4;

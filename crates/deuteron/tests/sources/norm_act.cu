@@ -1,4 +1,4 @@
-// 32 threads a row, 4 rows a block, 24 columns a thread by 8: a warp holds the row
+// 32 threads per row, 4 rows per block, 24 columns per thread by 8: a warp holds the row
 #define WAITS
 constexpr int V = 8;
 constexpr int T = 32;

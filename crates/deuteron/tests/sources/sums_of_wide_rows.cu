@@ -1,4 +1,4 @@
-// 192 threads a row, 1 rows a block, 32 columns a thread by 8, 2 resident blocks a multiprocessor, 2 rows ahead in shared memory: 6 warps hold the row
+// 192 threads per row, 1 rows per block, 32 columns per thread by 8, 2 resident blocks per multiprocessor, 2 rows ahead in shared memory: 6 warps hold the row
 constexpr int V = 8;
 constexpr int T = 192;
 constexpr int ROWS = 1;

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 
-/// What is counted. Of all threads together.
+/// The counters, summed over all threads.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Reading {
     /// cycles of the cores
@@ -20,7 +20,7 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// What was counted since an earlier reading.
+    /// The counts since an earlier reading.
     pub fn since(&self, earlier: &Reading) -> Reading {
         Reading {
             cycles: self.cycles - earlier.cycles,
@@ -75,7 +75,7 @@ pub struct Counters {
 const EVENTS: [u64; 4] = [0, 1, 2, 3];
 
 impl Counters {
-    /// Starts to count in all threads that there are.
+    /// Starts counting in all current threads.
     pub fn open() -> Result<Counters, CountersError> {
         let failed = |error: io::Error| CountersError::Failed(error.to_string());
         let mut threads = Vec::new();
@@ -157,7 +157,7 @@ fn open(event: u64, thread: i32) -> Result<File, CountersError> {
     if file < 0 {
         return Err(refusal(&io::Error::last_os_error()));
     }
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else has it.
+    // SAFETY: the kernel has just created this descriptor for us, and nothing else owns it.
     Ok(unsafe { File::from_raw_fd(file as i32) })
 }
 
@@ -179,7 +179,7 @@ struct Attributes {
 
 #[cfg(target_os = "linux")]
 impl Default for Attributes {
-    /// A hardware counter of user code that starts at once and tells how long it ran.
+    /// A hardware counter of user code that starts at once and reports its running time.
     fn default() -> Self {
         const TIME_ENABLED: u64 = 1;
         const TIME_RUNNING: u64 = 2;
@@ -200,7 +200,7 @@ impl Default for Attributes {
     }
 }
 
-/// What an answer of the kernel means.
+/// The meaning of an error of the operating system.
 #[cfg(target_os = "linux")]
 fn refusal(error: &io::Error) -> CountersError {
     match error.raw_os_error() {

@@ -1,4 +1,4 @@
-//! How fast this machine copies: the ceiling every kernel is held against.
+//! Copy bandwidth of this machine: the upper limit of every memory-bound kernel.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -61,7 +61,7 @@ impl Cpu {
         Cpu { pool, isa, machine, kernels: InUse::default(), workspace }
     }
 
-    /// How many threads work, the caller among them.
+    /// Number of threads, including the caller.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }

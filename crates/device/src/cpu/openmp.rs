@@ -1,6 +1,6 @@
 //! The OpenMP runtime of another library in this process, such as PyTorch's.
 //!
-//! OpenMP's threads spin for milliseconds after a parallel region, in case another one follows. Threads of our own compete with them for the
+//! OpenMP's threads spin for milliseconds after a parallel region, in case another one follows. Our own threads would compete with them for the
 //! cores: right after an op of PyTorch a kernel took up to twice its usual time. A parallel region of the same runtime finds its
 //! threads awake and idle.
 
@@ -72,7 +72,7 @@ impl Runtime {
     }
 }
 
-/// What the threads of a parallel region share.
+/// The shared data of a parallel region.
 struct Region<'a> {
     tasks: Tasks,
     work: Work<'a>,
@@ -107,7 +107,7 @@ mod tests {
         assert!(Runtime::of(Path::new("a\0b")).is_none());
     }
 
-    /// A stand-in for a runtime: a team of scoped threads, numbered from 0, and one more than was asked for.
+    /// A fake runtime: a team of scoped threads, numbered from 0, with one thread more than requested.
     mod team {
         use std::cell::Cell;
 

@@ -1,4 +1,4 @@
-//! Who runs the tasks of a kernel: our own threads, or those of an OpenMP runtime that another library of the process uses.
+//! The threads that run the tasks of a kernel: our own, or those of an OpenMP runtime that another library of the process uses.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -11,19 +11,19 @@ use crate::cpu::threads::{Tasks, Threads, Work};
 /// A number of workers. The caller of [`Workers::run`] is worker 0.
 pub struct Pool {
     threads: usize,
-    /// How many of them take part, from 1 to `threads`.
+    /// Number of participating workers, from 1 to `threads`.
     limit: AtomicUsize,
     openmp: OnceLock<(Runtime, Sharing)>,
     /// Our own threads, spawned by the first call that needs them. A call holds the lock until it ends: calls run one at a time.
     own: Mutex<Option<Threads>>,
 }
 
-/// What a pool takes from an OpenMP runtime.
+/// What a pool uses of an OpenMP runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// its threads, and its setting of how many
+    /// its threads and its thread limit
     Threads,
-    /// only its setting of how many: in a forked process its threads do not exist
+    /// only its thread limit: in a forked process its threads do not exist
     Count,
 }
 
@@ -34,7 +34,7 @@ impl Pool {
         Pool { threads, limit: AtomicUsize::new(threads), openmp: OnceLock::new(), own: Mutex::new(None) }
     }
 
-    /// From now on at most `limit` workers take part, at least one and at most all.
+    /// Limits the number of participating workers, to at least one and at most all.
     pub fn set_limit(&self, limit: usize) {
         self.limit.store(limit.clamp(1, self.threads), Ordering::Relaxed);
     }
@@ -45,14 +45,14 @@ impl Pool {
         self.openmp.get().map_or(limit, |(runtime, _)| limit.min(runtime.max_threads()))
     }
 
-    /// From now on follows an OpenMP runtime. The first one stays.
+    /// Follows an OpenMP runtime from now on. Only the first call has an effect.
     pub fn follow(&self, runtime: Runtime, sharing: Sharing) {
         self.openmp.get_or_init(|| (runtime, sharing));
     }
 }
 
 impl Workers for Pool {
-    /// All of them, whatever the limit is now: scratch memory is made for so many.
+    /// All workers regardless of the limit: workspaces are sized for them.
     fn threads(&self) -> usize {
         self.threads
     }

@@ -1,4 +1,4 @@
-//! A loaded job: sizes checked, tasks prepared, its needs of the shared workspace known.
+//! A loaded job: sizes checked, tasks prepared, its share of the workspace known.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,13 +26,13 @@ pub(crate) struct CpuExecutable {
     state_bytes: Vec<usize>,
     /// Bytes each output has.
     output_bytes: Vec<usize>,
-    /// Our own outputs, made for the first run that is not on memory of others.
+    /// Our own outputs, allocated by the first run that is not on the caller's memory.
     outputs: Vec<Buffer>,
-    /// Where everything that is handed in or out is, within a run.
+    /// Addresses of inputs, states and outputs during a run.
     bound: Bound,
-    /// Where intermediates and scratch are, within a run.
+    /// Addresses of intermediates and workspace during a run.
     share: Share,
-    /// Whether the next run begins with intermediates of NaN.
+    /// Whether the next run starts with intermediates filled with NaN.
     poisoned: bool,
     /// Addresses of one step's arguments, reused by every step.
     addresses: Vec<*mut u8>,
@@ -99,7 +99,7 @@ fn tasks((index, step): (usize, &Step)) -> Result<Tasks, DeviceError> {
 }
 
 impl CpuExecutable {
-    /// Runs every step in order on what was bound.
+    /// Runs every step in order on the bound addresses.
     ///
     /// # Safety
     /// Every address of `bound` is valid for the bytes that the job has there until this returns; nothing else writes to inputs,
@@ -203,7 +203,7 @@ impl CpuExecutable {
         let (sizes, bound) = (&self.state_bytes, &mut self.bound.states);
         bound.clear();
         let mut problem = None;
-        // Everything that is handed over is borrowed for writing until the states are: no two are one.
+        // Everything passed is mutably borrowed as long as the states are, so no two of them overlap.
         states.each(&mut |memory| {
             let state = bound.len();
             let (None, Some(&expected)) = (&problem, sizes.get(state)) else { return };
@@ -218,7 +218,7 @@ impl CpuExecutable {
         });
         match problem {
             Some(problem) => Err(problem),
-            // Fewer were handed over than there are said to be.
+            // Fewer were passed than `count` states.
             None if bound.len() < sizes.len() => Err(DeviceError::SharedState { state: bound.len() }),
             None => Ok(()),
         }

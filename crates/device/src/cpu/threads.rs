@@ -26,7 +26,7 @@ impl Tasks {
         Tasks { count: AtomicUsize::new(count), next: AtomicUsize::new(0), panicked: AtomicBool::new(false) }
     }
 
-    /// Starts over. No worker may be taking tasks meanwhile.
+    /// Resets the tasks. No worker may take tasks meanwhile.
     fn reset(&self, count: usize) {
         self.count.store(count, Ordering::Relaxed);
         self.next.store(0, Ordering::Relaxed);
@@ -97,7 +97,7 @@ impl Threads {
         Threads { shared, handles, requested: threads }
     }
 
-    /// How many were asked for, whether the system granted them all or not.
+    /// The requested number of threads, even if the system granted fewer.
     pub fn requested(&self) -> usize {
         self.requested
     }
@@ -178,7 +178,7 @@ impl Drop for Threads {
     }
 }
 
-/// The data behind these locks is valid whatever a panicking holder did.
+/// The data behind these locks stays valid after a panic of the holder.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

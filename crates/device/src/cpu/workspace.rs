@@ -11,7 +11,7 @@ use crate::buffer::Buffer;
 use crate::device::MemoryStats;
 use crate::error::DeviceError;
 
-/// What a job needs of the workspace.
+/// A job's requirement of the workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Need {
     /// bytes of intermediates
@@ -27,7 +27,7 @@ impl Need {
         Need { arena, worker: scratch.worker, shared: scratch.shared }
     }
 
-    /// Enough for both.
+    /// The maximum of both.
     fn max(self, other: Need) -> Need {
         Need {
             arena: self.arena.max(other.arena),
@@ -62,14 +62,14 @@ impl Workspace {
     }
 }
 
-/// The workspace of a device, and what its jobs need of it. One run has it at a time.
+/// The workspace of a device, and the requirements of its jobs. One run uses it at a time.
 pub(crate) struct SharedWorkspace {
     threads: usize,
     needs: Mutex<Needs>,
     memory: Mutex<Option<Workspace>>,
 }
 
-/// How many jobs need what, and enough for each of them.
+/// The requirements of all jobs, and their maximum.
 #[derive(Default)]
 struct Needs {
     jobs: HashMap<Need, usize>,
@@ -81,7 +81,7 @@ impl SharedWorkspace {
         SharedWorkspace { threads, needs: Mutex::default(), memory: Mutex::new(None) }
     }
 
-    /// Counts a job in, and makes room for it unless a run is going on: then the first run of the job does.
+    /// Registers a job, and enlarges the workspace unless a run is in progress: then the first run of the job does.
     pub fn join(self: &Arc<Self>, need: Need) -> Result<Share, DeviceError> {
         let largest = {
             let mut needs = lock(&self.needs);
@@ -96,7 +96,7 @@ impl SharedWorkspace {
         Ok(share)
     }
 
-    /// What is held now, and for how many jobs.
+    /// Bytes held now, and the number of jobs.
     pub fn stats(&self) -> MemoryStats {
         let needs = lock(&self.needs);
         let needed = needs.largest.bytes(self.threads);
@@ -106,7 +106,7 @@ impl SharedWorkspace {
         MemoryStats { held, needed, jobs }
     }
 
-    /// Frees the memory, once the run that has it is over. The next run allocates it again.
+    /// Frees the memory after the current run. The next run allocates it again.
     pub fn release(&self) {
         *lock(&self.memory) = None;
     }
@@ -132,7 +132,7 @@ impl SharedWorkspace {
         }
         let (largest, none) = (needs.largest, needs.jobs.is_empty());
         drop(needs);
-        // A run that has it may be long; whoever comes next frees it then.
+        // A run that holds it may be long; the next caller frees it then.
         if let Ok(mut memory) = self.memory.try_lock()
             && memory.as_ref().is_some_and(|held| none || held.need.max(largest) != largest)
         {
@@ -148,7 +148,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Does something with the workspace, which nobody else has meanwhile.
+    /// Runs a function with exclusive access to the workspace.
     pub fn with<T>(&self, work: impl FnOnce(&mut Workspace) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         let mut memory = lock(&self.workspace.memory);
         let largest = lock(&self.workspace.needs).largest;
@@ -163,7 +163,7 @@ impl Drop for Share {
     }
 }
 
-/// A workspace is of use whatever a panicking run left in it.
+/// A workspace stays usable after a panic of a run.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,13 @@
-//! Compiled kernels kept on disk, addressed by what they were made from.
+//! The disk cache of compiled kernels, addressed by a hash of their source and options.
 //!
 //! One file an entry, little-endian: magic (8 bytes), format (u32), key (32), length of the payload (u64), blake3 of all
 //! the other bytes (32), payload (the usage of each entry function, then the cubin).
 //!
-//! - An entry is written under a name of its own, synced and renamed: a reader sees all of it or none, whatever dies when.
-//! - An entry that is not whole, not ours, or not for its key is compiled again and replaced, never loaded.
-//! - A folder that cannot be used costs time and nothing else: kernels are compiled, and [`DiskCache::problem`] says why.
-//! - A folder that others may write to is not used, since whoever writes an entry chooses what runs on the GPU.
-//! - Entries take a gigabyte at most. What was not used for longest goes first, down to three quarters of that.
+//! - An entry is written under a temporary name, synced and renamed, so readers never see a partial entry.
+//! - An entry that is incomplete, foreign, or not for its key is never loaded; it is compiled again and replaced.
+//! - An unusable folder only costs time: kernels are compiled, and [`DiskCache::problem`] says why.
+//! - A folder that other users may write to is not used, since an entry is code that runs on the GPU.
+//! - Entries take at most a gigabyte; above that, the least recently used are removed until three quarters are left.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -24,7 +24,7 @@ const MAGIC: [u8; 8] = *b"DTRNKRNL";
 const FORMAT: u32 = 1;
 /// Magic, format, key, length, checksum.
 const HEADER: usize = 8 + 4 + 32 + 8 + 32;
-/// Bytes of a payload that are read at most. Cubins of ours are well below a megabyte.
+/// Maximum size of a payload. Our cubins are well below a megabyte.
 const LARGEST: u64 = 1 << 28;
 /// Far longer than any write takes, so that a temporary file of this age has no writer any more.
 const STALE: Duration = Duration::from_secs(10 * 60);
@@ -45,7 +45,7 @@ pub struct DiskCache {
     problem: Mutex<Option<CudaError>>,
 }
 
-/// What a compiled kernel was made from, as a hash.
+/// The hash of a kernel's source and options.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key([u8; 32]);
 
@@ -59,7 +59,7 @@ pub enum Origin {
 }
 
 impl Key {
-    /// The key of a request with a compiler of this version. The name takes no part: it changes messages only.
+    /// The key of a request with a compiler of this version. It does not include the name, which only changes messages.
     pub fn new(request: &Request<'_>, compiler: (u32, u32)) -> Key {
         let mut hasher = blake3::Hasher::new_derive_key("deuteron kernel cache, key, 1");
         let options = request.options();
@@ -87,13 +87,13 @@ impl std::fmt::Debug for Key {
 }
 
 impl DiskCache {
-    /// Opens a folder and makes it, for this user alone, if it is not there. Also removes what writers that died left, and entries
+    /// Opens a folder, creating it for this user only if necessary. Also removes temporary files of dead writers, and entries
     /// beyond a gigabyte.
     pub fn open(folder: PathBuf) -> DiskCache {
         DiskCache::with_limit(folder, MOST)
     }
 
-    /// The same with so many bytes of entries at most.
+    /// The same with this many bytes of entries at most.
     pub fn with_limit(folder: PathBuf, most: u64) -> DiskCache {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
         let trusted = made.map_err(|error| error.to_string()).and_then(|()| trust(&folder));
@@ -116,12 +116,12 @@ impl DiskCache {
         self.folder.join(format!("{key}.kernel"))
     }
 
-    /// The latest thing that did not work, for a person to read.
+    /// The latest problem, as text.
     pub fn problem(&self) -> Option<CudaError> {
         self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The kernel of a key: from disk if a whole entry is there, else built and kept. Fails only if `build` does.
+    /// The kernel of a key: from disk if there is a valid entry, otherwise built and stored. Fails only if `build` does.
     pub fn get_or_build(
         &self,
         key: &Key,
@@ -234,7 +234,7 @@ fn remove_oldest(folder: &Path, most: u64) {
     }
 }
 
-/// Notes that an entry was used. Where that is not possible, it is only removed earlier.
+/// Marks an entry as used. If that fails, the entry is only removed earlier.
 fn mark_used(file: &File) {
     let age = || file.metadata().ok()?.modified().ok()?.elapsed().ok();
     if age().is_some_and(|age| age > MARK_AFTER) {
@@ -251,7 +251,7 @@ fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// The kernel in a file, `None` if there is no file, or why the file is no entry of this key.
 fn read(path: &Path, key: &Key) -> Result<Option<Cubin>, String> {
-    // Without O_NONBLOCK, opening a pipe that somebody put there would wait for its writer.
+    // Without O_NONBLOCK, opening a pipe in its place would wait for its writer.
     let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -286,7 +286,7 @@ fn encode(key: &Key, cubin: &Cubin) -> Vec<u8> {
     bytes
 }
 
-/// Over the header's fields as well, so that no bit of a file is without cover.
+/// Covers the header's fields as well, so that every bit of a file is checked.
 fn checksum(fields: &[u8], payload: &[u8]) -> [u8; 32] {
     blake3::Hasher::new().update(fields).update(payload).finalize().into()
 }

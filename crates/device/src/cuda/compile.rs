@@ -10,10 +10,10 @@ use super::cache::{DiskCache, Key};
 use super::error::CudaError;
 use super::nvrtc::{Compiler, Cubin, Request};
 
-/// Threads that compile, at most: beyond, the compiler's own memory is what is short.
+/// Maximum number of compiling threads: more would need too much memory.
 const THREADS: usize = 16;
 
-/// Compiles each source. The first failure, by position, is the answer.
+/// Compiles each source. Returns the first failure, by position.
 pub(crate) fn compile(
     compiler: &Compiler,
     cache: Option<&DiskCache>,

@@ -1,7 +1,7 @@
 //! The primary context of a GPU, which PyTorch and others of the process share.
 //!
-//! Every call of the driver is made between `enter` and the end of what it returns, and its result goes through `check`,
-//! which remembers a fault that lost the context: later calls answer with the same sentence and touch nothing.
+//! Every driver call is made while the guard returned by `enter` is alive, and its result goes through `check`,
+//! which remembers a fault that lost the context: later calls return the same error without calling the driver.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::marker::PhantomData;
@@ -26,7 +26,7 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// While it lives, this thread may allocate and load though some stream is being recorded: what is made is no part of the recording.
+/// While it is alive, this thread may allocate and load although some stream is being captured; the allocations are not part of the CUDA graph.
 pub(crate) struct Relaxed {
     before: sys::CUstreamCaptureMode,
 }
@@ -96,7 +96,7 @@ impl Context {
         Ok(Entered { previous: (!current.is_null()).then_some(current), _thread: PhantomData })
     }
 
-    /// Sorts the result of a call, and remembers a fault that lost the context.
+    /// Converts the result of a call, and remembers a fault that lost the context.
     pub fn check(&self, call: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
         if code == sys::CUresult::CUDA_SUCCESS {
             return Ok(());
@@ -128,7 +128,7 @@ impl Context {
         Ok(value.max(0) as usize)
     }
 
-    /// What the maker calls the GPU.
+    /// The GPU's name.
     pub fn name(&self) -> Result<String, CudaError> {
         let mut name = [0 as c_char; 256];
         // SAFETY: the driver writes at most as many characters as it is told, with a NUL at the end.

@@ -1,13 +1,13 @@
 //! Matmuls through cuBLASLt, each planned once.
 //!
-//! A plan is all that the library needs beside addresses: descriptors, and the algorithm that its heuristic takes for the
+//! A plan is everything that the library needs besides addresses: descriptors, and the algorithm that its heuristic chooses for the
 //! sizes, strides, types, epilogue and alignments. Plans are kept for as long as the library is.
 //!
 //! - Numerics: sums are f32, of f32 operands too (no TF32). Bias, GELU and residual are applied to the sums, which are
 //!   rounded once, when they are stored.
 //! - Bits: an algorithm may split the inner axis only if its parts are added up by a step of their own, in f32. So the same
 //!   problem gives the same bits on every run.
-//! - What the library cannot do, `prepare` answers with `None`: then the kernel of ours that comes with the call runs.
+//! - For matmuls that the library does not support, `prepare` returns `None`: then our kernel that comes with the call runs.
 
 mod mapping;
 #[cfg(test)]
@@ -26,19 +26,19 @@ use super::error::CudaError;
 use super::library::{self, CublasLt, Search};
 use mapping::{Calls, Matrix, Problem, calls};
 
-/// Scratch memory that an algorithm may take, at most: what the library's manual advises for Hopper. Others take less.
+/// Maximum workspace of an algorithm: what the library's manual recommends for Hopper. Other GPUs need less.
 const WORKSPACE: usize = 32 << 20;
 
-/// What buffers of operands start at a multiple of, and what the library's widest loads need.
+/// Alignment of operand buffers, as the library's widest loads need it.
 const ALIGNMENT: usize = 16;
 
-/// The library, loaded, and every product that was planned.
+/// The loaded library, and every planned matmul.
 pub(crate) struct Library {
     handle: Arc<Handle>,
     plans: Mutex<HashMap<Key, Option<Arc<Plan>>>>,
 }
 
-/// All that a plan depends on.
+/// Everything that a plan depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     kernel: LibraryCall,
@@ -52,7 +52,7 @@ pub(crate) struct Prepared {
     kernel: LibraryCall,
     /// First elements of the arguments.
     offsets: Vec<usize>,
-    /// What the library is called with; none where there is nothing to write.
+    /// The library's arguments; none if there is nothing to write.
     plan: Option<Arc<Plan>>,
     /// First elements of a, b and c in each call, from the offsets on.
     starts: Vec<[usize; 3]>,
@@ -66,7 +66,7 @@ impl Library {
         Ok(Library { handle: Arc::new(Handle { raw, _library: library }), plans: Mutex::default() })
     }
 
-    /// Plans a product, or finds it planned; `None` where the library has nothing for it. `offsets` are the first elements
+    /// Plans a matmul, or finds its plan; `None` if the library does not support it. `offsets` are the first elements
     /// of the arguments, as [`LibraryCall::operands`] lists them, from addresses that are multiples of 16 bytes.
     pub fn prepare(
         &self,
@@ -87,7 +87,7 @@ impl Library {
         if kernel.epilogue.has_gelu() && kernel.dtype != Dtype::Bf16 {
             return Ok(None);
         }
-        // The heuristic is told how all other operands are aligned, and takes for granted that a bias is: a kernel that
+        // The heuristic knows the alignment of all other operands, and assumes that a bias is aligned: a kernel that
         // loads it 16 bytes at a time would lose the context.
         let bias = kernel.operands().iter().position(|&operand| operand == Operand::Bias);
         if bias.is_some_and(|bias| !(offsets[bias] * kernel.dtype.bytes()).is_multiple_of(ALIGNMENT)) {
@@ -116,7 +116,7 @@ impl Prepared {
     }
 
     /// Enqueues the product. `addresses` are those of the arguments' buffers, before the offsets. The library loads a kernel
-    /// when it is first launched, so the first launch had better be no recording.
+    /// when it is first launched, so the first launch should not be captured.
     ///
     /// # Safety
     /// The context is entered and the stream lives in it. Every address is valid for what the product reads and writes
@@ -161,7 +161,7 @@ struct Call {
     c: u64,
 }
 
-/// What the library needs beside addresses.
+/// The library's arguments besides addresses.
 struct Plan {
     handle: Arc<Handle>,
     /// Holds the address of the bias while it is launched.
@@ -171,7 +171,7 @@ struct Plan {
     result: Layout,
     algorithm: lt::cublasLtMatmulAlgo_t,
     workspace: usize,
-    /// The factor of what is added: 1 for a residual, else 0.
+    /// The factor of C: 1 for a residual, otherwise 0.
     beta: f32,
 }
 
@@ -300,7 +300,7 @@ impl Drop for Descriptor {
     }
 }
 
-/// How a matrix lies.
+/// The layout of a matrix.
 struct Layout(lt::cublasLtMatrixLayout_t);
 
 // SAFETY: memory of the host that belongs to this value alone and is not changed after `new`.
@@ -338,7 +338,7 @@ impl Drop for Layout {
     }
 }
 
-/// What the heuristic may choose from.
+/// Constraints for the heuristic.
 struct Preference(lt::cublasLtMatmulPreference_t);
 
 impl Preference {
@@ -421,7 +421,7 @@ fn alignment(kernel: &LibraryCall, offsets: &[usize], starts: &[[usize; 3]]) -> 
     [a, b, added, c].map(|bits| 1 << ((bits.unwrap_or(0) * element) | ALIGNMENT).trailing_zeros())
 }
 
-/// A panic elsewhere leaves a table or a descriptor as good as it was.
+/// Tables and descriptors stay valid after a panic elsewhere.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,21 +1,21 @@
-//! What can go wrong between us and CUDA: its libraries, its compiler, its driver, our cache of kernels.
+//! Errors of CUDA: its libraries, its compiler, its driver, and our kernel cache.
 
 use std::path::PathBuf;
 
 use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::{DriverError, sys};
 
-/// Why CUDA could not do what was asked. The list is closed: a caller decides about every case.
+/// A CUDA error. The list is closed, so that a caller handles every case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
-    /// A library that is nowhere.
+    /// A library that was not found.
     #[error("{library} was not found; {remedy}; looked in:{}", bullets(.looked_in))]
     LibraryMissing {
-        /// what was looked for
+        /// the library
         library: &'static str,
         /// how to get it
         remedy: &'static str,
-        /// every place, in the order of the search, with the loader's reason where a file was there and did not load
+        /// every place searched, in order, with the loader's error if a file was found but did not load
         looked_in: Vec<String>,
     },
     /// A library or driver that is older than we can use.
@@ -28,24 +28,24 @@ pub enum CudaError {
         what: String,
         /// the oldest version that works: major, minor
         needed: (u32, u32),
-        /// the version that is there: major, minor
+        /// the version found: major, minor
         found: (u32, u32),
         /// how to get a newer one
         remedy: &'static str,
     },
-    /// A kernel that does not compile. The text carries all that is needed to try it again.
+    /// A kernel that does not compile, with everything needed to reproduce it.
     #[error("kernel `{kernel}` did not compile for {arch}\n{}\n{}", log.trim_end(), numbered(.source))]
     Compile {
         /// the name of the source
         kernel: String,
         /// the architecture asked for
         arch: String,
-        /// what the compiler says
+        /// the compiler's log
         log: String,
         /// the whole text given to the compiler (written raw: this is no cause to walk to)
         r#source: String,
     },
-    /// The compiler itself failed, before or after looking at a kernel.
+    /// The compiler itself failed, independently of a kernel.
     #[error("{call} failed: expected success, got {name} ({code})")]
     Compiler {
         /// the function that failed
@@ -73,7 +73,7 @@ pub enum CudaError {
         /// how much there is
         total: u64,
     },
-    /// A call of the driver that failed and left everything else as it was.
+    /// A failed driver call without further effects.
     #[error("{call} failed: expected success, got {name} ({code}){}", hint(*.code))]
     Driver {
         /// the function that failed
@@ -106,30 +106,30 @@ pub enum CudaError {
         /// its name
         name: String,
     },
-    /// The kernel cache could not be used for one thing. Never the end of a computation: see `DiskCache::problem`.
+    /// An operation of the kernel cache failed. Never fatal: see `DiskCache::problem`.
     #[error("kernel cache: could not {action} {}: {problem}; the kernel was compiled instead", path.display())]
     Cache {
-        /// what was tried
+        /// the operation
         action: &'static str,
-        /// on which file or folder
+        /// the file or folder
         path: PathBuf,
-        /// what came of it
+        /// the error
         problem: String,
     },
-    /// Something this device, driver or library cannot do.
+    /// Something that this device, driver or library does not support.
     #[error("{what} is not supported here: expected {expected}, got {got}")]
     Unsupported {
-        /// what was asked for
+        /// the feature
         what: String,
         /// what it needs
         expected: String,
-        /// what there is
+        /// what is available
         got: String,
     },
 }
 
 impl CudaError {
-    /// Sorts a failed driver call. Running out of memory stays a `Driver` here: only the caller knows how much it wanted.
+    /// Converts a failed driver call. Running out of memory stays a `Driver` error here: only the caller knows the requested size.
     pub fn driver(call: &'static str, error: DriverError) -> CudaError {
         let code = error.0 as i32;
         // The enum's own name, and not `cuGetErrorName`: it must work when the driver does not.
@@ -173,7 +173,7 @@ fn loses_context(fault: sys::CUresult) -> bool {
     )
 }
 
-/// What to do about the failures that a user can mend.
+/// Hints for the failures that a user can fix.
 fn hint(code: i32) -> &'static str {
     use sys::CUresult::*;
     let is = |result: sys::CUresult| code == result as i32;

@@ -1,4 +1,4 @@
-//! One copy of everything that a run writes, and the parameters that point there.
+//! One set of the memory that a run writes, and the parameters that point to it.
 
 use std::collections::HashMap;
 
@@ -14,14 +14,14 @@ use crate::job::Place;
 
 pub(crate) struct Frame {
     arena: Arena,
-    /// Our own outputs, made for the first run that is not on memory of others.
+    /// Our own outputs, allocated by the first run that is not on the caller's memory.
     own: Vec<Allocation>,
-    /// Copies of inputs that are on the host, or where kernels cannot read them.
+    /// Copies of inputs that kernels cannot read in place.
     staged: Vec<Option<Allocation>>,
     bound: Bound,
-    /// Where intermediates and scratch are, as the words say.
+    /// Addresses of intermediates and workspace, as in the words.
     scratch: Scratch,
-    /// Words that depend on that: of intermediates, and of scratch.
+    /// Words that depend on them.
     arena_fixes: Vec<Fix>,
     workspace_fixes: Vec<Fix>,
     /// The program's words with every address filled in.
@@ -30,7 +30,7 @@ pub(crate) struct Frame {
     version: u64,
 }
 
-/// Memory that may be another one at each run: where it is, as the words say, and the words that depend on that.
+/// Memory that may change with each run: its address, as in the words, and the words that depend on it.
 struct Bound {
     inputs: Vec<(u64, Vec<Fix>)>,
     states: Vec<(u64, Vec<Fix>)>,
@@ -50,13 +50,13 @@ impl Bound {
 }
 
 /// Intermediates of our own: one allocation, made for the first run that is not on the workspace of a stream; or one for each range,
-/// where overruns into a neighbour must show.
+/// if red zones must reveal overruns into a neighbour.
 enum Arena {
     Whole(Option<Allocation>),
     Ranges(HashMap<(usize, usize), Allocation>),
 }
 
-/// Where a run has its memory between its first kernel and its last.
+/// Temporary memory of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Scratch {
     /// intermediates
@@ -73,7 +73,7 @@ pub(crate) struct Fixed {
 }
 
 impl Frame {
-    /// Allocates what no workspace of a stream may stand for. The context must be entered.
+    /// Allocates memory that cannot be in a stream's workspace. The context must be entered.
     pub fn new(gpu: &Gpu, program: &LoadedJob, fixed: Fixed, stream: &Stream) -> Result<Frame, CudaError> {
         let allocate = |bytes: usize| Allocation::painted(&gpu.context, bytes, gpu.zones, stream);
         let arena = if gpu.zones == Zones::On && program.ranges_are_separate() {
@@ -109,7 +109,7 @@ impl Frame {
         Ok(frame)
     }
 
-    /// Fills in what is known by now, and notes what waits for inputs, states, outputs and scratch.
+    /// Fills in the addresses known by now, and notes those that depend on inputs, states, outputs and workspace.
     fn fill_in(&mut self, context: &Context, fixes: &[Fix], fixed: Fixed) -> Result<(), CudaError> {
         for fix in fixes {
             let start = match fix.target {
@@ -150,7 +150,7 @@ impl Frame {
         }
     }
 
-    /// Says where an input, a state or an output is, in all words that depend on it.
+    /// Writes the address of an input, a state or an output into all words that depend on it.
     pub fn set(&mut self, context: &Context, place: Place, address: u64) -> Result<(), CudaError> {
         let Some((known, fixes)) = self.bound.get(place).filter(|(known, _)| *known != address) else {
             return Ok(());
@@ -163,7 +163,7 @@ impl Frame {
         Ok(())
     }
 
-    /// Says where intermediates and scratch are, in all words that depend on it.
+    /// Writes the addresses of intermediates and workspace into all words that depend on them.
     pub fn set_scratch(&mut self, context: &Context, scratch: Scratch) -> Result<(), CudaError> {
         if self.scratch == scratch {
             return Ok(());
@@ -180,7 +180,7 @@ impl Frame {
         Ok(())
     }
 
-    /// Makes intermediates of our own where there are none, and uses them with scratch at `workspace`. Gives the bytes that were allocated.
+    /// Allocates our own intermediates if there are none, and uses them with the workspace at `workspace`. Returns the allocated bytes.
     /// The context must be entered.
     pub fn use_own_scratch(
         &mut self,
@@ -206,7 +206,7 @@ impl Frame {
         self.scratch.workspace
     }
 
-    /// Makes outputs of our own where there are none, and uses them. The context must be entered.
+    /// Allocates our own outputs if there are none, and uses them. The context must be entered.
     pub fn use_own_outputs(&mut self, gpu: &Gpu, program: &LoadedJob, stream: &Stream) -> Result<(), CudaError> {
         for &bytes in &program.outputs[self.own.len()..] {
             self.own.push(Allocation::painted(&gpu.context, bytes, gpu.zones, stream)?);
@@ -250,7 +250,7 @@ impl Frame {
         arena.into_iter().chain(&self.own).try_for_each(|memory| memory.fill(0xFF, stream))
     }
 
-    /// Looks at every red zone. All work is done.
+    /// Checks every red zone. All work must have finished.
     pub fn check_zones(&self, copies: &Copies) -> Result<(), DeviceError> {
         let arena: Vec<(String, &Allocation)> = match &self.arena {
             Arena::Whole(memory) => memory.iter().map(|memory| ("the arena".into(), memory)).collect(),
@@ -267,7 +267,7 @@ impl Frame {
     }
 }
 
-/// Where in the arena what a word stands for begins.
+/// The arena offset of a word's address.
 fn arena_offset(fix: &Fix) -> u64 {
     match fix.target {
         Target::Place(Place::Arena { offset, .. }) => offset as u64,
@@ -275,7 +275,7 @@ fn arena_offset(fix: &Fix) -> u64 {
     }
 }
 
-/// Puts in what depends on an address.
+/// Writes the words that depend on an address.
 fn put(words: &mut [u64], context: &Context, fix: &Fix, start: u64) -> Result<(), CudaError> {
     match &fix.value {
         Value::Address(offset) => words[fix.word] = start + offset,

@@ -23,7 +23,7 @@ use super::workspace::{Blocks, Workspaces};
 use crate::error::DeviceError;
 use crate::job::CompiledKernel;
 
-/// What executables share with the device.
+/// State that executables share with the device.
 pub(crate) struct Gpu {
     pub context: Arc<Context>,
     pub copies: Arc<Copies>,
@@ -35,7 +35,7 @@ pub(crate) struct Gpu {
     pub compiler: Compiler,
     pub cache: Option<DiskCache>,
     pub library: OnceLock<Result<cublas_lt::Library, CudaError>>,
-    /// What stands in for calls that the library does not do, by its text.
+    /// Kernels that replace unsupported library calls, by their text.
     pub fallbacks: Mutex<HashMap<String, Arc<CompiledKernel>>>,
     pub hold: OnceLock<Result<Module, CudaError>>,
     pub workspaces: Workspaces<GpuBlocks>,
@@ -71,7 +71,7 @@ impl Blocks for GpuBlocks {
     }
 }
 
-/// A job that counts while it is loaded: what it needs of the workspace of a stream, and what it has for itself.
+/// A job that is counted while it is loaded: its requirement of a stream's workspace, and its own memory.
 pub(crate) struct Counted {
     gpu: Arc<Gpu>,
     need: usize,
@@ -85,7 +85,7 @@ impl Counted {
         Counted { gpu: gpu.clone(), need, own }
     }
 
-    /// It has more for itself now.
+    /// Adds to its own memory.
     pub fn add(&mut self, bytes: usize) {
         self.gpu.workspaces.add_own(bytes);
         self.own += bytes;
@@ -117,7 +117,7 @@ impl Gpu {
         }
     }
 
-    /// A kernel of ours in place of a library's. The context must be entered.
+    /// Our kernel in place of a library's. The context must be entered.
     pub fn fallback(&self, source: &CudaSource) -> Result<Arc<CompiledKernel>, CudaError> {
         let mut known = self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernel) = known.get(&source.text) {
@@ -130,7 +130,7 @@ impl Gpu {
         Ok(made)
     }
 
-    /// Keeps a stream busy, so that what is enqueued meanwhile starts without gaps. The context must be entered.
+    /// Keeps a stream busy, so that work enqueued meanwhile runs without gaps. The context must be entered.
     pub fn hold(&self, stream: &Stream, time: Duration) -> Result<(), CudaError> {
         let module = self.hold.get_or_init(|| {
             let source = CudaSource::new("hold", HOLD.into());
@@ -187,7 +187,7 @@ impl Gpu {
         })
     }
 
-    /// A number that no other stream has, and none had before: handles are used again.
+    /// A unique id of the stream: handles may be reused.
     ///
     /// # Safety
     /// The stream lives.

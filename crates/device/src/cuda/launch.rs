@@ -21,7 +21,7 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// A launch that codegen describes, of a function that is loaded, with its parameter in these words.
+    /// A launch described by code generation, of a loaded function, with its parameter in these words.
     pub fn new(function: Function, grid: &cuda::Grid, words: Range<usize>) -> Grid {
         let cuda::Grid { blocks, threads, cluster, shared, waits, .. } = *grid;
         Grid { function, blocks, threads, cluster, shared, waits, words }
@@ -31,8 +31,8 @@ impl Grid {
     ///
     /// # Safety
     /// The stream lives and is of the function's context; `words` are the program's with every address filled in, each
-    /// valid for what the kernel reads and writes there. An early one waits by itself, and so does the kernel before it: else what
-    /// that one has not waited for could still run.
+    /// valid for what the kernel reads and writes there. An early launch waits by itself, and so does the kernel before it; otherwise work that
+    /// the latter has not waited for could still be running.
     pub unsafe fn launch(&self, words: &[u64], stream: sys::CUstream, early: bool) -> sys::CUresult {
         let parameter = &words[self.words.start..];
         let mut parameters = [parameter.as_ptr().cast::<std::ffi::c_void>().cast_mut()];

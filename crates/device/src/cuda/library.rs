@@ -3,7 +3,7 @@
 //! Each function gives a token that proves that its library is in the process and new enough; the code that calls into a
 //! library asks for the token, since cudarc panics on a library that is not there.
 //!
-//! The search, in order, and what it finds first is used: what the process has already loaded (PyTorch's, in a Python
+//! The search uses the first library found, in this order: one that the process has already loaded (PyTorch's, in a Python
 //! process), the folders of [`Search`], the dynamic loader's own path, the usual folders of the system. A file found in a
 //! folder is loaded by its absolute path; cudarc's own `dlopen` by name then meets it in the process. Two limits follow. A
 //! process uses one copy of a library, the first: a later search with other folders changes nothing. And where the
@@ -33,7 +33,7 @@ pub struct Search {
     pub environments: Vec<PathBuf>,
 }
 
-/// Proof that the driver is loaded, with every function of CUDA 12.0. It says nothing about a GPU being there.
+/// Proof that the driver is loaded, with every function of CUDA 12.0. It does not imply that there is a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Driver {
     path: PathBuf,
@@ -101,7 +101,7 @@ impl Driver {
         &self.path
     }
 
-    /// The newest CUDA that this driver serves: major, minor.
+    /// The newest CUDA version that this driver supports: major, minor.
     pub fn version(&self) -> (u32, u32) {
         self.version
     }
@@ -142,7 +142,7 @@ struct Wanted {
     name: &'static str,
     /// File names under which cudarc finds it once it is in the process, newest first.
     files: &'static [&'static str],
-    /// The function that tells the version. Every version has it, so that a file without it is not the library.
+    /// The function that returns the version. Every version has it, so a file without it is not the library.
     version: &'static CStr,
     remedy: &'static str,
     /// Whether cudarc finds it.
@@ -184,7 +184,7 @@ const CUBLASLT: Wanted = Wanted {
     symbol: |name| unsafe { cublaslt::sys::culib().get::<*const c_void>(name) }.ok().map(|symbol| *symbol),
 };
 
-/// A place of the search, as a person would name it.
+/// A place of the search, as shown in messages.
 struct Place {
     label: String,
     kind: Kind,
@@ -317,7 +317,7 @@ fn preload(wanted: &Wanted, places: Vec<Place>, looked_in: &mut Vec<String>) {
     }
 }
 
-/// `dlopen` without a matching `dlclose`: NVIDIA's libraries do not outlive being unloaded well.
+/// `dlopen` without a matching `dlclose`: unloading NVIDIA's libraries is not safe.
 fn open(file: &OsStr, flags: c_int) -> Result<(), String> {
     let Ok(name) = CString::new(file.as_bytes()) else { return Err("a path with a NUL byte".to_string()) };
     // SAFETY: `name` ends with NUL and outlives the call. The files opened are NVIDIA's libraries by name, whose
@@ -348,7 +348,7 @@ fn file_of(address: *const c_void) -> PathBuf {
     }
 }
 
-/// CUDA's way to write a version in one number: 12040 is 12.4.
+/// Decodes CUDA's version numbers: 12040 is 12.4.
 fn thousands(number: c_int) -> (u32, u32) {
     let number = number.unsigned_abs();
     (number / 1000, number % 1000 / 10)

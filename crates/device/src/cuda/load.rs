@@ -1,4 +1,4 @@
-//! A job made ready: functions found, and parameters laid out as words of which only addresses are still open.
+//! A loaded job: functions found, and parameters laid out as words in which only addresses are missing.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::check::{check, mismatch};
 use crate::error::DeviceError;
 use crate::job::{CompiledKernel, Job, Place};
 
-/// Parameters are read from the words by address, and no kernel takes more than this; old drivers do not tell how many
-/// one takes, so as many words follow the last one.
+/// Parameters are read from the words by address, and no kernel takes more than this; old drivers do not report how many
+/// a kernel takes, so this many words are added after the last one.
 const LONGEST_PARAMETER: usize = 4096 / 8;
-/// Persistent memory of a step begins at a multiple of this: no line of the cache is shared with another.
+/// Alignment of a step's persistent memory, so that steps share no cache line.
 const PERSISTENT_ALIGNMENT: usize = 256;
 
-/// Scratch begins at a multiple of this in a block, as an allocation of its own would.
+/// Alignment of the workspace in a block, like that of a separate allocation.
 const BLOCK_ALIGNMENT: usize = 256;
 
 /// All steps of a job.
@@ -33,11 +33,11 @@ pub(crate) struct LoadedJob {
     pub fixes: Vec<Fix>,
     /// Bytes each input must have.
     pub input_bytes: Vec<usize>,
-    /// What each input's address must be a multiple of.
+    /// Required alignment of each input.
     pub input_alignment: Vec<usize>,
     /// Bytes each state must have.
     pub state_bytes: Vec<usize>,
-    /// What each state's address must be a multiple of.
+    /// Required alignment of each state.
     pub state_alignment: Vec<usize>,
     pub outputs: Vec<usize>,
     pub arena: usize,
@@ -54,10 +54,10 @@ pub(crate) struct Fix {
     pub value: Value,
 }
 
-/// What stands for an address.
+/// The form of an address in the words.
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
-    /// the address, so many bytes from the start of the target
+    /// the address, at this byte offset in the target
     Address(u64),
     /// the words of a tensor map
     Map(Box<TensorMap>),
@@ -76,7 +76,7 @@ pub(crate) struct Step {
     pub work: Work,
     pub launch: Launch,
     pub places: Vec<Place>,
-    /// Whether its fault word must be looked at.
+    /// Whether its fault word must be checked.
     pub checks_indices: bool,
     /// Keeps the functions loaded.
     _kernel: Arc<CompiledKernel>,

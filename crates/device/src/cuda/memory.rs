@@ -94,7 +94,7 @@ impl Allocation {
         self.zones().into_iter().try_for_each(|(start, length)| unsafe { self.set(start, PATTERN, length, stream) })
     }
 
-    /// Which side of the buffer was written to, if one was. All work on the buffer is done.
+    /// Which red zone of the buffer was overwritten, if any. All work on the buffer must have finished.
     pub fn damage(&self, copies: &Copies) -> Result<Option<&'static str>, CudaError> {
         let mut bytes = vec![0; ZONE + ALIGNMENT];
         for ((start, length), side) in self.zones().into_iter().zip(["before", "after"]) {
@@ -145,7 +145,7 @@ pub(crate) struct Pinned {
     bytes: usize,
 }
 
-// SAFETY: it owns its memory; who reads and writes when is settled by events and `&mut`.
+// SAFETY: it owns its memory; reads and writes are ordered by events and `&mut`.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
@@ -185,7 +185,7 @@ impl Drop for Pinned {
     }
 }
 
-/// Copies between host and GPU through two page-locked buffers: one is filled while the other travels.
+/// Copies between host and GPU through two page-locked buffers: one is filled while the other is transferred.
 pub(crate) struct Copies {
     context: Arc<Context>,
     /// For copies that belong to no other stream.

@@ -1,6 +1,6 @@
-//! NVIDIA GPUs: kernels compiled when they are needed, launched one by one or from a recording.
+//! NVIDIA GPUs: kernels are compiled on demand, and launched one by one or as a CUDA graph.
 //!
-//! The device shares the primary context with PyTorch and whoever else is in the process. Nothing here panics on a library
+//! The device shares the primary context with PyTorch and other libraries of the process. Nothing here panics on a library
 //! that is missing: all calls come after the proof that [`library`] gives.
 
 pub mod cache;
@@ -57,9 +57,9 @@ use crate::memory::Memory;
 pub struct Options {
     /// which GPU
     pub ordinal: usize,
-    /// where libraries are looked for
+    /// where to search libraries
     pub search: Search,
-    /// folder of compiled kernels; none keeps nothing on disk
+    /// folder of compiled kernels; none disables the disk cache
     pub cache: Option<PathBuf>,
     /// whether buffers are surrounded by bytes that are checked after each run
     pub red_zones: bool,
@@ -119,7 +119,7 @@ impl Cuda {
         CudaExecutable::new(self.gpu.clone(), job)
     }
 
-    /// What the maker calls the GPU.
+    /// The GPU's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -222,7 +222,7 @@ impl Device for Cuda {
         self.gpu.workspaces.stats()
     }
 
-    /// Frees the workspaces of streams, once they have done the runs that are enqueued. What executables have for themselves, for runs on
+    /// Frees the workspaces of streams after their enqueued runs. The memory of executables, for runs on
     /// their own streams and for graphs that callers captured, is freed with them.
     fn release_memory(&self) {
         if let Ok(_entered) = self.gpu.context.enter() {

@@ -40,7 +40,7 @@ unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 
-/// A function and what was allowed for it so far.
+/// A function and the limits set for it so far.
 #[derive(Clone, Copy)]
 struct Prepared {
     function: Function,
@@ -67,7 +67,7 @@ impl Module {
         Ok(Module { context: context.clone(), handle, entries: cubin.entries, functions: Mutex::default() })
     }
 
-    /// What the compiler said of each function.
+    /// Resources of each function, as the compiler reports them.
     pub fn entries(&self) -> &[EntryUsage] {
         &self.entries
     }

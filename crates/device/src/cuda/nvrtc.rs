@@ -1,4 +1,4 @@
-//! From the text of a kernel to a cubin for one architecture, with NVRTC. No GPU and no driver are needed for it.
+//! Compiles a kernel's text to a cubin for one architecture, with NVRTC. Needs neither a GPU nor a driver.
 //!
 //! - Takes: CUDA C++ without `#include`, an architecture (`sm_90a`), options.
 //! - Gives: the cubin, and for each entry function what `ptxas` says about registers, spills and memory.
@@ -21,7 +21,7 @@ pub struct Compiler {
 /// A source to compile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// What the compiler calls the source in its messages.
+    /// The name of the source in the compiler's messages.
     pub name: &'a str,
     /// CUDA C++.
     pub text: &'a str,
@@ -40,20 +40,20 @@ pub struct Cubin {
     pub entries: Vec<EntryUsage>,
 }
 
-/// What one `__global__` function uses, as `ptxas` reports it.
+/// Resources of one `__global__` function, as `ptxas` reports them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EntryUsage {
     /// The name to launch it by.
     pub name: String,
     /// Registers a thread.
     pub registers: u32,
-    /// Bytes a thread writes to local memory because registers ran out, in the entry and in what it calls.
+    /// Bytes of spill stores per thread, in the entry and in the functions it calls.
     pub spill_stores: u32,
-    /// Bytes a thread reads back.
+    /// Bytes of spill loads per thread.
     pub spill_loads: u32,
-    /// Bytes of a thread's stack frame: spills and arrays with computed indices.
+    /// Bytes of stack frame per thread: spills and arrays with computed indices.
     pub stack: u32,
-    /// Bytes of shared memory declared in the source. What a launch asks for comes on top.
+    /// Bytes of static shared memory, without the dynamic shared memory of a launch.
     pub shared: u32,
     /// Bytes of constant memory in all banks, arguments among them; not given for `sm_90` and later.
     pub constant: Option<u32>,
@@ -88,7 +88,7 @@ impl Request<'_> {
 }
 
 impl Compiler {
-    /// The token proves that calls of NVRTC find their library.
+    /// The token proves that NVRTC is loaded.
     pub fn new(library: Nvrtc) -> Compiler {
         Compiler { library }
     }
@@ -130,8 +130,8 @@ impl Compiler {
     }
 }
 
-/// What each kernel takes, by a compilation that does not look into the compiler's memory. None where it knows no such
-/// thing; the kernels are good all the same.
+/// Resources of each kernel, by a separate compilation. None if the compiler does not report
+/// them; the kernels are usable all the same.
 fn report_again(text: &CStr, name: &CStr, options: &[CString]) -> Vec<EntryUsage> {
     let Ok(program) = Program::new(text, name) else { return Vec::new() };
     let options: Vec<CString> = options.iter().cloned().chain([c"--no-cache".to_owned()]).collect();

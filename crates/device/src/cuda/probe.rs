@@ -1,4 +1,4 @@
-//! How fast this GPU copies: the ceiling every row kernel is held against.
+//! Copy bandwidth of this GPU: the upper limit of every row kernel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,9 +24,9 @@ use crate::memory::Memory;
 const CACHES: usize = 4;
 /// Pairs of buffers, at least and at most.
 const PAIRS: (usize, usize) = (2, 256);
-/// Rounds over all pairs that are timed together, at most.
+/// Maximum rounds over all pairs per measurement.
 const MOST_ROUNDS: usize = 32;
-/// Bytes that are moved in one measurement, about: half a millisecond of the fastest memory there is.
+/// Approximate bytes moved per measurement: half a millisecond of the fastest memory.
 const BYTES: usize = 4 << 30;
 
 /// Pairs of buffers, and copies from one to the other of each.

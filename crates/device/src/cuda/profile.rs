@@ -1,4 +1,4 @@
-//! What the planner may assume of a GPU: the profile of its kind, with the numbers that the driver tells.
+//! The planner's numbers for a GPU: the profile of its kind, with the numbers that the driver reports.
 
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
 use deuteron_codegen::cuda::Arch;
@@ -7,7 +7,7 @@ use deuteron_plan::{Machine, Quantity};
 use super::context::Context;
 use super::error::CudaError;
 
-/// A profile by the name of the GPU, else that of the nearest generation; what the driver knows replaces what it says.
+/// The profile with the GPU's name, or that of the nearest generation; numbers reported by the driver take precedence.
 pub(crate) fn machine(context: &Context, name: &str, arch: Arch) -> Result<Machine, CudaError> {
     let (profile, exact) = nearest(name, arch);
     let mut machine = Machine::profile(profile).map_err(|error| CudaError::Unsupported {

@@ -1,4 +1,4 @@
-//! CUDA graphs: work enqueued once into a recording, and replayed by one call.
+//! CUDA graphs: work captured once and replayed by one call.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use super::error::CudaError;
 use super::stream::Stream;
 use crate::device::Recorded;
 
-/// A recording that can be replayed.
+/// An instantiated CUDA graph.
 pub(crate) struct Recording {
     context: Arc<Context>,
     handle: sys::CUgraphExec,
-    /// What it was made of, or was last changed to.
+    /// The graph it was instantiated from or last updated to.
     graph: Graph,
 }
 
 // SAFETY: the handles may be used from any thread, by one at a time: there is no `Sync`.
 unsafe impl Send for Recording {}
 
-/// What was recorded, before it is made ready.
+/// The captured graph, before instantiation.
 struct Graph {
     handle: sys::CUgraph,
 }
@@ -33,8 +33,8 @@ impl Drop for Graph {
 }
 
 impl Recording {
-    /// Records what `enqueue` puts on the stream, on which nothing else may be enqueued meanwhile. The context must be
-    /// entered. `old` is changed in place where its shape allows that, which is faster than a new one.
+    /// Captures the work that `enqueue` puts on the stream; nothing else may be enqueued on it meanwhile. The context must be
+    /// entered. `old` is updated in place if its shape allows that, which is faster than a new instance.
     pub fn new(
         context: &Arc<Context>,
         stream: &Stream,
@@ -66,11 +66,11 @@ impl Recording {
 
     /// Enqueues all of it.
     pub fn replay(&mut self, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: both live. What the recording points to is kept by whoever keeps the recording.
+        // SAFETY: both live. The owner of the CUDA graph keeps the memory it points to.
         self.context.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.handle, stream.handle()) })
     }
 
-    /// What the driver finds in it.
+    /// The nodes that the driver finds in it.
     pub fn nodes(&self) -> Result<Recorded, CudaError> {
         let mut count = 0;
         // SAFETY: the graph lives; where no list is given, the driver tells the number of nodes alone.
@@ -96,14 +96,14 @@ impl Recording {
     }
 }
 
-/// Only calls of this thread count against the recording: other libraries go on in theirs.
+/// Capture is thread-local: other libraries may continue in their threads.
 fn capture(
     context: &Context,
     stream: &Stream,
     enqueue: impl FnOnce() -> Result<(), CudaError>,
 ) -> Result<Graph, CudaError> {
     let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    // SAFETY: the stream lives and is our own, so nobody else is recording it.
+    // SAFETY: the stream lives and is our own, so nothing else captures it.
     context.check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.handle(), mode) })?;
     let enqueued = enqueue();
     let mut handle: sys::CUgraph = std::ptr::null_mut();

@@ -23,7 +23,7 @@ use crate::job::{Job, Place};
 use crate::memory::{BorrowedMemory, Span};
 use outside::Outside;
 
-/// The oldest driver whose recordings keep it that a grid may start before the one before it has ended.
+/// The oldest driver whose CUDA graphs preserve programmatic dependent launch.
 const EARLY_IN_RECORDINGS: (u32, u32) = (12, 3);
 /// Rounds of [`CudaExecutable::launch_cost`].
 const COST_ROUNDS: usize = 20;
@@ -41,7 +41,7 @@ pub struct LaunchCost {
 pub struct CudaExecutable {
     gpu: Arc<Gpu>,
     program: LoadedJob,
-    /// The first serves runs; the others are for timing over rotating memory.
+    /// The first is used for runs; the others for timing over rotating memory.
     frames: Vec<Frame>,
     /// Scratch of our own, made for the first run that is not on the workspace of a stream.
     workspace: Option<Allocation>,
@@ -49,30 +49,30 @@ pub struct CudaExecutable {
     persistent: Option<Allocation>,
     faults: Option<Faults>,
     fixed: Fixed,
-    /// One run, and the version of the frame it was recorded for.
+    /// The CUDA graph of one run, and the version of the frame it was captured for.
     recording: Option<(u64, Recording)>,
     /// One run of each frame, and their versions.
     series: Option<(Vec<u64>, Recording)>,
     events: Vec<Event>,
-    /// Whether every step has been launched before: libraries load a kernel at its first launch, which cannot be recorded.
+    /// Whether every step has been launched before: libraries load a kernel at its first launch, which cannot be captured.
     warm: bool,
-    /// The last run on a stream of someone else.
+    /// The last run on a caller's stream.
     outside: Option<Outside>,
     /// Whether the next run on the workspace of a stream begins with intermediates of NaN.
     poisoned: bool,
-    /// Whether work was enqueued outside whose end nobody marked.
+    /// Whether work was enqueued on a caller's stream without an event at its end.
     unmarked: bool,
     /// Whether a caller captured a run in its own CUDA graph, which uses our memory at every replay.
     captured: bool,
-    /// The last stream of others that was looked at.
+    /// The last caller's stream that was checked.
     known: Option<u64>,
     /// Its memory, counted.
     counted: Counted,
-    /// Declared last: it is destroyed after all that its work uses.
+    /// Declared last, so that it is dropped after everything its work uses.
     stream: Stream,
 }
 
-/// Fault words of all steps, and where they are looked at.
+/// Fault words of all steps, and their copy on the host.
 struct Faults {
     words: Allocation,
     seen: Pinned,
@@ -158,7 +158,7 @@ impl CudaExecutable {
         Ok(cost)
     }
 
-    /// Waits for what was enqueued outside, and looks at indices and red zones.
+    /// Waits for work on callers' streams, and checks indices and red zones.
     pub fn finish(&mut self) -> Result<(), DeviceError> {
         let gpu = self.gpu.clone();
         let _entered = gpu.context.enter()?;
@@ -171,7 +171,7 @@ impl CudaExecutable {
         Some(Span { address: memory.address(), bytes: memory.len() })
     }
 
-    /// Waits for what was enqueued on streams of others, and looks at what came of it.
+    /// Waits for work on callers' streams, and checks its results.
     fn join(&mut self) -> Result<(), DeviceError> {
         if std::mem::take(&mut self.unmarked) {
             // SAFETY: the context is entered.
@@ -196,7 +196,7 @@ impl CudaExecutable {
         unsafe { self.launch_steps(frame, stream, steps, false) }
     }
 
-    /// Enqueues all steps for a recording: grids that wait by themselves may start before the one before them has ended.
+    /// Enqueues all steps for capture: grids that wait by themselves may start before the previous one has ended.
     ///
     /// # Safety
     /// The inputs of the frame were set to memory that lives until replays are done, or will be changed before.
@@ -265,7 +265,7 @@ impl CudaExecutable {
         replayed
     }
 
-    /// At least so many events.
+    /// Ensures at least this many events.
     fn need_events(&mut self, count: usize) -> Result<(), CudaError> {
         while self.events.len() < count {
             self.events.push(Event::new(&self.gpu.context)?);

@@ -1,4 +1,4 @@
-//! Memory that runs on streams of callers use between their first kernel and their last: intermediates and scratch. All jobs share one
+//! Temporary memory of runs on callers' streams: intermediates and workspaces. All jobs share one
 //! block per stream, as large as the largest job that ran there needs, so that a job keeps no such memory while it does not run.
 //!
 //! A stream does its work in order, and the block of a stream is locked while a run is enqueued, so the kernels of two runs never
@@ -13,20 +13,20 @@ use super::error::CudaError;
 use crate::device::MemoryStats;
 use crate::error::DeviceError;
 
-/// Blocks have multiples of so many bytes, which is what the driver takes from the GPU at a time.
+/// Blocks have multiples of this many bytes, which is what the driver takes from the GPU at a time.
 const GRAIN: usize = 2 << 20;
 /// Streams whose blocks are kept; with more of them, blocks of idle streams are freed. PyTorch hands out 32 streams in turn.
 const STREAMS: usize = 32;
 
-/// Where blocks come from, and how the end of a run on one is known. The context is entered in every call.
+/// The allocator of blocks, and the detection of a run's end. The context is entered in every call.
 pub(crate) trait Blocks {
     /// Freed when it is dropped.
     type Block;
     /// The end of the work that was enqueued on a stream.
     type Mark;
-    /// A block of so many bytes.
+    /// A block of this many bytes.
     fn allocate(&self, bytes: usize) -> Result<Self::Block, CudaError>;
-    /// Where it begins.
+    /// Its address.
     fn address(&self, block: &Self::Block) -> u64;
     /// Whether the stream has passed a mark.
     fn is_past(&self, mark: &Self::Mark) -> Result<bool, CudaError>;
@@ -34,20 +34,20 @@ pub(crate) trait Blocks {
     fn wait(&self, mark: &Self::Mark) -> Result<(), CudaError>;
 }
 
-/// What a run left on a stream.
+/// The work that a run enqueued on a stream.
 pub(crate) enum Enqueued<M> {
     /// no kernel
     Nothing,
-    /// kernels, and this mark behind them
+    /// kernels, followed by this event
     Until(M),
-    /// Kernels that nothing tells the end of.
+    /// Kernels without an event at their end.
     Unmarked,
 }
 
-/// The blocks of all streams, and what jobs need of them.
+/// The blocks of all streams, and the requirements of jobs.
 pub(crate) struct Workspaces<B: Blocks> {
     streams: Mutex<HashMap<u64, Arc<Mutex<Workspace<B>>>>>,
-    /// How many jobs need so many bytes.
+    /// How many jobs need this many bytes.
     needs: Mutex<BTreeMap<usize, usize>>,
     /// Bytes that executables have for themselves.
     own: AtomicUsize,
@@ -71,12 +71,12 @@ impl<B: Blocks> Workspaces<B> {
         Workspaces { streams: Mutex::default(), needs: Mutex::default(), own: AtomicUsize::new(0), source }
     }
 
-    /// Counts in a job that needs so many bytes.
+    /// Registers a job that needs this many bytes.
     pub fn join(&self, need: usize) {
         *lock(&self.needs).entry(need).or_default() += 1;
     }
 
-    /// Counts it out, and frees blocks that are too large for the jobs that are left.
+    /// Removes it, and frees blocks that are too large for the remaining jobs.
     pub fn leave(&self, need: usize) {
         {
             let mut needs = lock(&self.needs);
@@ -134,7 +134,7 @@ impl<B: Blocks> Workspaces<B> {
         result
     }
 
-    /// What is held now, and for how many jobs.
+    /// Bytes held now, and the number of jobs.
     pub fn stats(&self) -> MemoryStats {
         self.trim();
         let bytes = |workspace: &Arc<Mutex<Workspace<B>>>| lock(workspace).held.as_ref().map_or(0, |held| held.bytes);
@@ -184,7 +184,7 @@ impl<B: Blocks> Workspaces<B> {
         lock(&self.streams).values().cloned().collect()
     }
 
-    /// Whether no run uses its block. An error of the driver is no yes.
+    /// Whether no run uses its block; false on a driver error.
     fn is_idle(&self, workspace: &Workspace<B>) -> bool {
         let last = workspace.held.as_ref().and_then(|held| held.last.as_ref());
         last.is_none_or(|mark| self.source.is_past(mark).unwrap_or(false))
@@ -200,12 +200,12 @@ impl<B: Blocks> Workspaces<B> {
     }
 }
 
-/// Bytes of a block for so many.
+/// Bytes of a block for this many.
 fn rounded(need: usize) -> usize {
     need.checked_next_multiple_of(GRAIN).unwrap_or(need)
 }
 
-/// A panic leaves a workspace without its block at worst.
+/// After a panic, a workspace at worst lacks its block.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -308,7 +308,7 @@ fn a_full_disk_costs_only_time() {
     }
 }
 
-/// No file may have more than so many bytes: a write beyond them is an error, as on a full disk.
+/// No file may have more than this many bytes: a write beyond them is an error, as on a full disk.
 fn full(bytes: u64, folder: PathBuf) {
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
     // SAFETY: plain calls of the system; they limit this process, which was started for nothing else.

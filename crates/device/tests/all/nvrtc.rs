@@ -65,7 +65,7 @@ fn kernels_compile_for_every_architecture_with_their_usage() {
         assert_eq!((shared.shared, shared.spill_stores), (4096, 0), "{arch}");
         assert!(shared.barriers >= 1, "{arch}: {shared:?}");
 
-        // A block of 1024 threads leaves 64 registers a thread, and 96 values of 4 bytes do not fit.
+        // A block of 1024 threads leaves 64 registers per thread, and 96 values of 4 bytes do not fit.
         let spills = entry("spills");
         assert_eq!(spills.registers, 64, "{arch}");
         assert!(

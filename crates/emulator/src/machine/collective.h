@@ -12,7 +12,7 @@ static int lane() { return current->position.x & 31; }
 // Joins a collective with some words. The last lane of the mask acts for all.
 template <size_t N> static Collective* join(u32 mask, const char* what, const u64 (&words)[N], void (*act)(Collective&)) {
     static_assert(N <= 10, "a collective has room for ten words of a lane");
-    if (!(mask >> lane() & 1)) fail("%s: a lane that its mask leaves out", what);
+    if (!(mask >> lane() & 1)) fail("%s: called by a lane that is not in its mask", what);
     ++current->joined;
     Warp& warp = current->block->warps[current->position.x / 32];
     Collective* collective = nullptr;
@@ -74,7 +74,7 @@ template <class T> static T from_word(u64 word) {
 template <class T> static T take(u32 mask, const char* what, T x, u32 from) {
     const u64 words[1] = {to_word(x)};
     Collective* collective = join(mask, what, words, act_nothing);
-    if (!(mask >> (from & 31) & 1)) fail("%s from a lane that the mask leaves out", what);
+    if (!(mask >> (from & 31) & 1)) fail("%s from a lane that is not in the mask", what);
     const T taken = from_word<T>(collective->words[from & 31][0]);
     release(collective);
     return taken;

@@ -29,7 +29,7 @@ namespace emulator {
 static u32 reserve_statics(size_t bytes) {
     const u32 offset = machine.statics;
     machine.statics += (u32)(bytes + 15) / 16 * 16;
-    if (machine.statics > machine.settings.statics) fail("%u bytes of variables in shared memory", machine.statics);
+    if (machine.statics > machine.settings.statics) fail("%u bytes of static shared memory", machine.statics);
     return offset;
 }
 }  // namespace emulator

@@ -27,17 +27,17 @@ struct Reader {
     }
     std::string name() {
         char text[64];
-        if (fscanf(file, "%63s", text) != 1) emulator::fail("the launch ends too early");
+        if (fscanf(file, "%63s", text) != 1) emulator::fail("the launch description is truncated");
         return text;
     }
     long long number() {
         long long x;
-        if (fscanf(file, "%lld", &x) != 1) emulator::fail("the launch has no number where one should be");
+        if (fscanf(file, "%lld", &x) != 1) emulator::fail("the launch description: expected a number");
         return x;
     }
     void expect_name(const char* expected) {
         const std::string found = name();
-        if (found != expected) emulator::fail("the launch has %s where %s should be", found.c_str(), expected);
+        if (found != expected) emulator::fail("the launch description: got %s, expected %s", found.c_str(), expected);
     }
 };
 

@@ -14,7 +14,7 @@ static u32 address_of(const void* at) {
 
 static char* bytes_at(const Block& block, u32 address, u32 bytes) {
     if (address < block.base || address + bytes > block.base + machine.settings.shared) {
-        fail("%u bytes at %d of %u bytes of shared memory", bytes, place(block, address), machine.settings.shared);
+        fail("accesses %u bytes at byte %d of %u bytes of shared memory", bytes, place(block, address), machine.settings.shared);
     }
     return block.arena + (address - ARENA);
 }
@@ -28,7 +28,7 @@ static bool overlap(u32 a, u32 a_bytes, u32 b, u32 b_bytes) { return a < b + b_b
 static void check_settled(const Block& block, u32 address, u32 bytes) {
     for (const Copy& copy : block.copies) {
         if (overlap(address, bytes, copy.to, copy.bytes)) {
-            fail("reads %u bytes at %d of shared memory that are in flight", bytes, place(block, address));
+            fail("reads %u bytes at byte %d of shared memory while a copy to them is in flight", bytes, place(block, address));
         }
     }
 }

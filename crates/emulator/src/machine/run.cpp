@@ -61,7 +61,7 @@ static void report_access(int, siginfo_t* info, void*) {
         if (!memory || at < memory->all || at >= memory->all + memory->room + Fenced::PAGE) continue;
         emulator::fail("argument %zu has %zu bytes, and byte %td was accessed", i, memory->bytes, at - memory->first);
     }
-    emulator::fail("an access of memory that is no argument's, at %p", (const void*)at);
+    emulator::fail("an access to memory outside of all arguments, at %p", (const void*)at);
 }
 
 static void watch_accesses() {
@@ -114,7 +114,7 @@ static bool run_seed(const std::vector<Grid>& grids, size_t workspace, size_t ke
         settings.statics = grid.launch.shared <= 128 << 10 ? 48 << 10 : 4096;
         run_entry(grid.name, grid.launch, places, settings);
     }
-    if (*(u64*)fault.first != ~0ull) emulator::fail("an index outside of its table in row %llu", *(u64*)fault.first / 256);
+    if (*(u64*)fault.first != ~0ull) emulator::fail("an index out of range of its table in row %llu", *(u64*)fault.first / 256);
     std::vector<char> now;
     for (size_t i = 0; i < arguments.size(); ++i) {
         const Argument& argument = arguments[i];
@@ -123,12 +123,12 @@ static bool run_seed(const std::vector<Grid>& grids, size_t workspace, size_t ke
         bool written = false;
         for (const Argument& other : arguments) written = written || (other.written && memory_of(other) == at);
         if (!written && memcmp(at, argument.given.data(), argument.given.size())) {
-            emulator::fail("argument %zu is only read, and was written", i);
+            emulator::fail("argument %zu is read-only, but was written", i);
         }
         now.insert(now.end(), at, at + argument.given.size());
     }
     const bool same = bits.empty() || bits == now;
-    if (!same) fprintf(stderr, "other bits than under the first seed\nFAILED: seed %llu\n", settings.seed);
+    if (!same) fprintf(stderr, "different bits than under the first seed\nFAILED: seed %llu\n", settings.seed);
     bits = now;
     return same;
 }

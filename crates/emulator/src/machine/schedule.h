@@ -82,8 +82,8 @@ static void enter() {
     machine.body();
     Thread* thread = current;
     for (auto& copy : thread->copies) copy();
-    if (!thread->flights.empty()) fail("ended with multiplications in flight");
-    if (thread->stores_read < thread->stores) fail("ended with stores that are not read");
+    if (!thread->flights.empty()) fail("ended with wgmma instructions in flight");
+    if (thread->stores_read < thread->stores) fail("ended before its bulk stores had read shared memory");
     if (thread->arrived_at_cluster) fail("ended between arriving and waiting at the cluster barrier");
     thread->ended = true;
     --thread->block->live;
@@ -139,7 +139,7 @@ static int place(const Block& block, u32 address) { return (int)address - (int)(
 
 static void check_zone(const Block& block, u32 begin, u32 end) {
     for (u32 i = begin; i < end; ++i) {
-        if ((unsigned char)block.arena[i] != ZONE_BYTE) fail("block %u wrote beside its shared memory", block.index.x);
+        if ((unsigned char)block.arena[i] != ZONE_BYTE) fail("block %u wrote outside of its shared memory", block.index.x);
     }
 }
 
@@ -153,11 +153,11 @@ static void end_block(Block& block) {
         if (barrier.bytes) fail("block %u ended with bytes missing at the barrier at %d", block.index.x, place(block, address));
     }
     for (int id = 0; id < 16; ++id) {
-        if (block.named[id].arrived % 32) fail("block %u ended with part of a warp at barrier %d", block.index.x, id);
+        if (block.named[id].arrived % 32) fail("block %u ended with part of a warp at named barrier %d", block.index.x, id);
     }
     for (auto& thread : block.threads) {
         const Thread& first = *block.threads[thread->position.x / 128 * 128];
-        if (thread->registers != first.registers) fail("block %u: part of a warpgroup gave or took registers", block.index.x);
+        if (thread->registers != first.registers) fail("block %u: only part of a warpgroup changed its register count", block.index.x);
         for (int i = 0; i < 64; ++i) {
             if ((unsigned char)thread->stack[i] != ZONE_BYTE) fail("the stack of a fiber is too small");
         }
@@ -201,18 +201,23 @@ static bool step(Unit& unit) {
             for (u32 i = first; i < first + 32 && i < block->threads.size(); ++i) {
                 const Thread& thread = *block->threads[i];
                 if (thread.ended) continue;
-                char text[160] = "polls";
+                char text[160] = "polls memory";
                 if (thread.ready && thread.address >= ARENA) {
                     const int at = place(*block, thread.address);
-                    snprintf(text, sizeof text, "%s at %d, number %llu", thread.what, at, thread.number);
+                    snprintf(text, sizeof text, "waits for %s at byte %d of shared memory, phase parity %llu", thread.what, at, thread.number);
+                } else if (thread.ready && thread.address) {
+                    snprintf(text, sizeof text, "waits for %s %u", thread.what, thread.address);
                 } else if (thread.ready) {
-                    snprintf(text, sizeof text, "%s %u, number %llu", thread.what, thread.address, thread.number);
+                    snprintf(text, sizeof text, "waits for %s", thread.what);
                 }
                 waits[text].push_back(i - first);
             }
             for (auto& [text, lanes] : waits) {
-                fprintf(stderr, "block %u, warp %u, %zu lanes from %u on: %s\n", block->index.x, first / 32, lanes.size(),
-                        lanes[0], text.c_str());
+                const u32 last = lanes.back();
+                fprintf(stderr, "block %u, warp %u, ", block->index.x, first / 32);
+                if (last == lanes[0]) fprintf(stderr, "lane %u", last);
+                else fprintf(stderr, "lanes %u %s %u", lanes[0], last - lanes[0] + 1 == lanes.size() ? "to" : "..", last);
+                fprintf(stderr, ": %s\n", text.c_str());
             }
         }
     }

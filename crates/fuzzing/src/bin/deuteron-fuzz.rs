@@ -1,4 +1,4 @@
-//! Mutated files into every reader, and what was read into planner, kernels and analysis: nothing may panic, or take too much time or memory.
+//! Feeds mutated files to every reader, and the parsed results to planner, kernels and analysis: nothing may panic, or take too much time or memory.
 //!
 //! Mutations come from a seed, so a failure is found again by its number. `cargo xtask fuzz` builds and runs this; cargo-fuzz drives
 //! the same bodies where a nightly toolchain exists (`fuzz/`).

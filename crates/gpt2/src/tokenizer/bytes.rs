@@ -1,6 +1,6 @@
 //! The byte-level alphabet: vocabularies write each byte as one printable character.
 
-/// The printable bytes stand for themselves; the others, in order, for the characters from U+0100 on.
+/// Printable bytes map to themselves; the others, in order, to the characters from U+0100 on.
 fn is_printable(byte: u8) -> bool {
     matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff)
 }
@@ -10,12 +10,12 @@ pub fn in_order() -> impl Iterator<Item = u8> {
     (0..=255).filter(|&byte| is_printable(byte)).chain((0..=255).filter(|&byte| !is_printable(byte)))
 }
 
-/// The bytes that a vocabulary's word stands for; `None` if a character is of no byte.
+/// The bytes that a vocabulary's word encodes; `None` if a character does not encode a byte.
 pub fn decode(word: &str) -> Option<Vec<u8>> {
     word.chars().map(byte).collect()
 }
 
-/// The word of a vocabulary that stands for bytes.
+/// The vocabulary's word for bytes.
 pub fn encode(bytes: &[u8]) -> String {
     let character = |&byte: &u8| match byte {
         byte if is_printable(byte) => char::from(byte),

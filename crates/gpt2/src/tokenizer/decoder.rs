@@ -1,12 +1,12 @@
-//! Text from tokens as they come.
+//! Incremental decoding of tokens into text.
 
 use super::{Tokenizer, TokenizerError};
 
-/// Gives text as soon as its characters are whole: a token may end in the middle of one.
+/// Returns text as soon as its characters are complete: a token may end in the middle of one.
 #[derive(Debug, Clone)]
 pub struct Decoder<'a> {
     tokenizer: &'a Tokenizer,
-    /// the start of a character, at most three bytes
+    /// an incomplete character, at most three bytes
     pending: Vec<u8>,
 }
 
@@ -15,7 +15,7 @@ impl<'a> Decoder<'a> {
         Decoder { tokenizer, pending: Vec::new() }
     }
 
-    /// The text that a token completes; may be empty. What can no longer become UTF-8 is U+FFFD.
+    /// The text that a token completes; may be empty. Invalid UTF-8 becomes U+FFFD.
     pub fn push(&mut self, id: u32) -> Result<String, TokenizerError> {
         self.pending.extend_from_slice(self.tokenizer.bytes(id)?);
         let open = open_end(&self.pending);
@@ -25,7 +25,7 @@ impl<'a> Decoder<'a> {
         Ok(text)
     }
 
-    /// What is left: U+FFFD if a character is not whole.
+    /// The rest: U+FFFD if a character is incomplete.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()
     }

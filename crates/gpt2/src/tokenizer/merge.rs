@@ -19,12 +19,12 @@ struct Rule {
 }
 
 impl Merges {
-    /// Room for so many rules.
+    /// Room for this many rules.
     pub fn with_capacity(count: usize) -> Self {
         Merges { rules: Vec::with_capacity(count), ranks: HashMap::with_capacity_and_hasher(count, Default::default()) }
     }
 
-    /// Adds the next rule; whether its pair is new.
+    /// Adds the next rule; returns whether its pair is new.
     pub fn push(&mut self, pair: (u32, u32), into: u32) -> bool {
         let rank = self.rules.len() as u32;
         self.rules.push(Rule { pair, into });
@@ -44,10 +44,10 @@ impl Merges {
 
 /// Merges the tokens of pieces. Its buffers are reused.
 ///
-/// Candidates wait in a heap, so a piece of n bytes takes `n log n` steps, whatever is in it.
+/// Candidates are in a heap, so a piece of n bytes always takes `n log n` steps.
 pub struct Merger<'a> {
     merges: &'a Merges,
-    /// the piece as a list of tokens; a merged one stays as a hole
+    /// the piece as a list of tokens; a merged token leaves a hole
     tokens: Vec<Link>,
     waiting: BinaryHeap<Reverse<Candidate>>,
 }
@@ -69,7 +69,7 @@ struct Candidate {
 /// No neighbour.
 const NONE: usize = usize::MAX;
 
-/// What a merged token leaves; no token has this id.
+/// The id that marks a hole; no token has it.
 const HOLE: u32 = u32::MAX;
 
 impl<'a> Merger<'a> {

@@ -20,7 +20,7 @@ use crate::folder::{FileError, Folder};
 /// The end of a document, GPT-2's only special token.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// Why there is no tokenizer, or no text.
+/// Why a tokenizer cannot be loaded or text cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizerError {
     /// A file cannot be read.
@@ -31,7 +31,7 @@ pub enum TokenizerError {
         /// why
         problem: FileError,
     },
-    /// A file is not what it should be.
+    /// A file is invalid.
     #[error("`{}`: {problem}", .path.display())]
     Format {
         /// the file
@@ -39,9 +39,9 @@ pub enum TokenizerError {
         /// why
         problem: FormatError,
     },
-    /// The tokenizer is of another model.
+    /// The tokenizer belongs to another model.
     #[error(
-        "the tokenizer has {tokens} tokens, the model {vocabulary}; put the model's own tokenizer.json, or vocab.json and \
+        "the tokenizer has {tokens} tokens, but the model has {vocabulary}; put the model's own tokenizer.json, or vocab.json and \
          merges.txt, into its folder"
     )]
     Vocabulary {
@@ -73,7 +73,7 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// GPT-2's own, which all published sizes share. It is part of the program.
+    /// GPT-2's own tokenizer, which all published sizes share. It is part of the program.
     pub fn gpt2() -> Tokenizer {
         read::built_in()
     }
@@ -85,8 +85,8 @@ impl Tokenizer {
         Tokenizer { words, merges: Merges::default(), bytes, added: vec![(END_OF_TEXT.to_string(), 256)] }
     }
 
-    /// A vocabulary of at most so many tokens, made from texts: the bytes, the pairs that are most frequent, the end of text. `None` below 257
-    /// tokens; fewer than asked for where the texts have no more pairs.
+    /// A vocabulary of at most `tokens` tokens, built from texts: the bytes, the most frequent pairs, the end of text. `None` below 257
+    /// tokens; fewer than requested if the texts have no more pairs.
     pub fn trained<'a>(texts: impl Iterator<Item = &'a str>, tokens: usize) -> Option<Tokenizer> {
         (tokens >= train::LEAST).then(|| train::trained(texts, tokens))
     }
@@ -167,7 +167,7 @@ impl Tokenizer {
         encoding.ids
     }
 
-    /// The tokens of a text in which nothing is special: for text from others.
+    /// The tokens of a text without special tokens, for untrusted text.
     pub fn encode_ordinary(&self, text: &str) -> Vec<u32> {
         let mut encoding = Encoding { tokenizer: self, merger: Merger::new(&self.merges), ids: Vec::new() };
         encoding.ordinary(text);
@@ -180,7 +180,7 @@ impl Tokenizer {
         word.map(|word| &**word).ok_or(TokenizerError::Token { id, tokens: self.tokens() })
     }
 
-    /// The text of tokens. What is no UTF-8 becomes U+FFFD.
+    /// The text of tokens. Invalid UTF-8 becomes U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
         let mut bytes = Vec::new();
         for &id in ids {
@@ -189,7 +189,7 @@ impl Tokenizer {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The text of tokens that come one by one.
+    /// An incremental decoder.
     pub fn decoder(&self) -> Decoder<'_> {
         Decoder::new(self)
     }

@@ -16,21 +16,21 @@ pub enum FormatError {
     /// No JSON of its kind.
     #[error("not the file of a byte-level BPE: {0}")]
     Json(String),
-    /// A setting under which GPT-2's tokens come out differently.
-    #[error("`{key}` is {got}; expected {expected}, as GPT-2 has it")]
+    /// A setting that changes GPT-2's tokens.
+    #[error("`{key}` is {got}; expected {expected}, as in GPT-2")]
     Unsupported {
         /// the key
         key: &'static str,
-        /// what came
+        /// the value found
         got: String,
         /// what GPT-2 has
         expected: &'static str,
     },
-    /// A word with a character that stands for no byte.
-    #[error("word `{0}` has a character that stands for no byte")]
+    /// A word with a character that does not encode a byte.
+    #[error("word `{0}` has a character that does not encode a byte")]
     Word(String),
-    /// A word or an id that comes twice.
-    #[error("word `{0}` comes twice, or shares its id with another")]
+    /// A duplicate word or id.
+    #[error("word `{0}` occurs twice, or shares its id with another word")]
     Twice(String),
     /// Ids are not 0, 1, 2 and so on.
     #[error("word `{word}` has id {id} among {tokens} words; expected ids without gaps")]
@@ -42,11 +42,11 @@ pub enum FormatError {
         /// number of words
         tokens: usize,
     },
-    /// A byte no text could be written with.
+    /// A byte without a token.
     #[error("no word for byte {0}; expected one for each of the 256")]
     Byte(u8),
     /// A line of `merges.txt`.
-    #[error("line {line}: `{text}` is no merge; expected two words with a space between them")]
+    #[error("line {line}: `{text}` is not a merge; expected two words with a space between them")]
     Line {
         /// from 1 on
         line: usize,
@@ -55,7 +55,7 @@ pub enum FormatError {
     },
     /// A merge of unknown words.
     #[error(
-        "the merge of `{left}` and `{right}` is of words that are not in the vocabulary; are the files of one model?"
+        "the merge of `{left}` and `{right}` uses words that are not in the vocabulary; are both files from one model?"
     )]
     Merge {
         /// the first word
@@ -241,7 +241,7 @@ enum Pair {
 }
 
 impl File {
-    /// Whatever would give other tokens than GPT-2's way.
+    /// Checks for settings that would change GPT-2's tokens.
     fn refuse_others(&self) -> Result<(), FormatError> {
         let model = &self.model;
         let text = |value: &Option<Value>| value.as_ref().map_or("null".to_string(), Value::to_string);
@@ -285,7 +285,7 @@ impl File {
                 stripped.is_none(),
                 stripped
                     .map_or(String::new(), |added| format!("`{}` with single_word, lstrip or rstrip", added.content)),
-                "words found as they are",
+                "literal words",
             ),
         ];
         match checks.into_iter().find(|(_, good, ..)| !good) {
@@ -295,7 +295,7 @@ impl File {
     }
 }
 
-/// A JSON object of ids in its order; names that come twice stay, for the caller to refuse.
+/// A JSON object of ids in its order; duplicate names are kept, for the caller to refuse.
 struct Entries(Words);
 
 impl<'de> Deserialize<'de> for Entries {

@@ -1,7 +1,7 @@
 //! GPT-2's pieces: contractions, words, numbers, other characters, spaces. No token crosses a piece.
 //!
-//! The pattern is `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`, walked by hand: one pass, one
-//! character looked ahead.
+//! The pattern is `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`, matched by hand: one pass with one
+//! character of lookahead.
 
 use std::sync::LazyLock;
 
@@ -55,7 +55,7 @@ fn first(text: &str) -> usize {
     text.len() - after_space.len() + run.map_or(after_space.len(), |(end, _)| end)
 }
 
-/// A run of spaces leaves its last one to the word after it, unless it is the only one.
+/// The last space of a run belongs to the next word, unless it is the only one.
 fn spaces(text: &str) -> usize {
     let Some((end, _)) = text.char_indices().find(|&(_, character)| kind(character) != Kind::Space) else {
         return text.len();

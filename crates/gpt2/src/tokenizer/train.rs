@@ -1,6 +1,6 @@
 //! A vocabulary made from text: the most frequent pair of neighbouring tokens becomes a token, until there are enough.
 //!
-//! Pieces are counted once. Each merge then changes only the pieces that hold its pair. Of pairs that are equally frequent, the one of the
+//! Pieces are counted once. Each merge then changes only the pieces that contain its pair. Among equally frequent pairs, the one with the
 //! smaller ids wins, so the same text gives the same vocabulary; so does the trainer of Hugging Face's `tokenizers`, with the byte-level alphabet.
 
 use std::cmp::Reverse;
@@ -28,7 +28,7 @@ struct Piece {
     count: u64,
 }
 
-/// The tokenizer of at most so many tokens, and at least [`LEAST`]. It has fewer than asked for if every piece became one token.
+/// A tokenizer of at most `tokens` tokens, and at least [`LEAST`]. It has fewer than requested if every piece became one token.
 pub fn trained<'a>(texts: impl Iterator<Item = &'a str>, tokens: usize) -> Tokenizer {
     let mut words: Vec<Box<[u8]>> = bytes::in_order().map(|byte| Box::from([byte])).collect();
     let mut alphabet = [0; 256];

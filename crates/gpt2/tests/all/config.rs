@@ -53,21 +53,21 @@ fn what_kin_vary_is_read() {
 #[test]
 fn what_the_engine_does_not_do_is_refused() {
     let says = |result: Result<Config, String>, words: &str| assert_eq!(result, Err(words.to_string()));
-    says(
-        with(r#""reorder_and_upcast_attn": true"#),
-        "`reorder_and_upcast_attn` is true; the engine computes false only",
-    );
+    says(with(r#""reorder_and_upcast_attn": true"#), "`reorder_and_upcast_attn` is true; only false is supported");
     says(
         with(r#""scale_attn_by_inverse_layer_idx": true"#),
-        "`scale_attn_by_inverse_layer_idx` is true; the engine computes false only",
+        "`scale_attn_by_inverse_layer_idx` is true; only false is supported",
     );
-    says(with(r#""add_cross_attention": true"#), "`add_cross_attention` is true; the engine computes false only");
-    says(with(r#""pruned_heads": {"1": [0]}"#), "`pruned_heads` is {\"1\":[0]}; the engine computes {} only");
+    says(with(r#""add_cross_attention": true"#), "`add_cross_attention` is true; only false is supported");
+    says(with(r#""pruned_heads": {"1": [0]}"#), "`pruned_heads` is {\"1\":[0]}; only {} is supported");
     says(
         changed("gelu_new", "tanh"),
         "`activation_function` is `tanh`; expected gelu_new, gelu_pytorch_tanh, gelu, relu or silu",
     );
-    says(changed(r#""model_type": "gpt2""#, r#""model_type": "llama""#), "`model_type` is `llama`, only gpt2 is run");
+    says(
+        changed(r#""model_type": "gpt2""#, r#""model_type": "llama""#),
+        "`model_type` is `llama`; only gpt2 is supported",
+    );
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn headers_are_checked() {
     assert_eq!(overlapping, HeaderError::Place { tensor: "b".into(), expected: 8, got: 4 });
     assert!(matches!(two(entry("[1]", "0", "4"), entry("[1]", "8", "12")), HeaderError::Place { .. }));
     let twice = with_header(&format!("{{\"a\":{0},\"a\":{0}}}", entry("[2]", "0", "8")), &[0; 8]);
-    assert!(header(&twice).to_string().contains("tensor `a` comes twice"));
+    assert!(header(&twice).to_string().contains("tensor `a` occurs twice"));
     let unknown = with_header("{\"a\":{\"dtype\":\"F7\",\"shape\":[8],\"data_offsets\":[0,8]}}", &[0; 8]);
     assert_eq!(header(&unknown), HeaderError::Dtype { tensor: "a".into(), dtype: "F7".into() });
 }
@@ -116,7 +116,7 @@ fn tensors_are_checked_against_the_configuration() {
     });
     let words = turned.to_string();
     assert!(
-        words.ends_with("tensor `h.0.mlp.c_fc.weight` has shape [128,32], config.json makes it [32,128]"),
+        words.ends_with("tensor `h.0.mlp.c_fc.weight` has shape [128,32], but config.json implies [32,128]"),
         "{words}"
     );
 }
@@ -214,26 +214,26 @@ fn tokenizer(folder: &str, name: &str, from: &str, to: &str) -> String {
 #[test]
 fn tokenizers_are_checked() {
     let json = |from, to| tokenizer("gelu", "tokenizer.json", from, to);
-    assert_eq!(json("\"BPE\"", "\"Unigram\""), "`model.type` is Some(\"Unigram\"); expected BPE, as GPT-2 has it");
+    assert_eq!(json("\"BPE\"", "\"Unigram\""), "`model.type` is Some(\"Unigram\"); expected BPE, as in GPT-2");
     assert!(json("\"add_prefix_space\":false", "\"add_prefix_space\":true").starts_with("`pre_tokenizer` is {"));
     assert!(json("\"ignore_merges\":false", "\"ignore_merges\":true").starts_with("`model.ignore_merges` is true"));
     assert!(json("\"lstrip\":false", "\"lstrip\":true").starts_with("`added_tokens` is `<|endoftext|>` with"));
     assert!(json("\"vocab\":{", "\"vocab\":[").starts_with("not the file of a byte-level BPE: "));
     let words = |from, to| tokenizer("bf16", "vocab.json", from, to);
-    assert_eq!(words("\"A\":", "\"中\":"), "word `中` has a character that stands for no byte");
-    assert_eq!(words("\"A\":", "\"B\":"), "word `B` comes twice, or shares its id with another");
+    assert_eq!(words("\"A\":", "\"中\":"), "word `中` has a character that does not encode a byte");
+    assert_eq!(words("\"A\":", "\"B\":"), "word `B` occurs twice, or shares its id with another word");
     assert!(words(":319", ":320").ends_with("has id 320 among 320 words; expected ids without gaps"));
     assert!(words(":319", ":4294967295").contains("has id 4294967295 among 320 words; expected ids without gaps"));
-    assert!(words(":319", ":318").contains("comes twice"));
+    assert!(words(":319", ":318").contains("occurs twice"));
     assert_eq!(words("\"A\":", "\"AAA\":"), "no word for byte 65; expected one for each of the 256");
     let merges = |from, to| tokenizer("bf16", "merges.txt", from, to);
     assert_eq!(
         merges("#version: 0.2\n", "Q Z\n"),
-        "the merge of `Q` and `Z` is of words that are not in the vocabulary; are the files of one model?"
+        "the merge of `Q` and `Z` uses words that are not in the vocabulary; are both files from one model?"
     );
     assert_eq!(
         merges("#version: 0.2\n", "Q\n"),
-        "line 1: `Q` is no merge; expected two words with a space between them"
+        "line 1: `Q` is not a merge; expected two words with a space between them"
     );
 }
 

@@ -180,9 +180,9 @@ fn answers_that_are_none_are_errors() {
     fails(HashMap::new(), "404");
     fails(
         HashMap::from([("/api/models/someone/tiny/revision/main".into(), Reply::of(b"<html>".to_vec()))]),
-        "not understood",
+        "cannot be parsed",
     );
-    fails(repository("someone/tiny", "../../x", &FILES), "no revision");
+    fails(repository("someone/tiny", "../../x", &FILES), "not a revision");
     fails(repository("someone/tiny", REVISION, &["config.json", "pytorch_model.bin"]), "no model.safetensors");
     let hub = Hub { endpoint: "http://127.0.0.1:9".into(), token: None };
     assert!(matches!(hub.download("../x", &cache.0, |_| ()), Err(DownloadError::Name(_))));
@@ -238,7 +238,7 @@ fn truncated_bodies_are_errors() {
     is_refused(known(), cut, |error| is_fetch(error) || matches!(error, DownloadError::Size { .. }));
     // No length at all.
     let open = Reply { headers: Vec::new(), ..Reply::of(half) };
-    is_refused(plain, open.clone(), |error| error.to_string().contains("does not say how long"));
+    is_refused(plain, open.clone(), |error| error.to_string().contains("does not state its length"));
     is_refused(known(), open, |error| matches!(error, DownloadError::Size { .. }));
 }
 

@@ -161,8 +161,8 @@ fn bad_prompts_and_settings_are_refused() {
         error
     };
     assert_eq!(say(&[]), "expected from 1 to 107374182 prompts, got 0");
-    assert_eq!(say(&[vec![1], vec![]]), "prompt 2 has no tokens; expected at least 1, such as the end of text");
-    assert_eq!(say(&[vec![1; 21]]), "prompt 1 has 21 tokens, the model's context 20; shorten it");
+    assert_eq!(say(&[vec![1], vec![]]), "prompt 2 has no tokens; expected at least 1, such as the end-of-text token");
+    assert_eq!(say(&[vec![1; 21]]), "prompt 1 has 21 tokens, but the model's context is 20; shorten it");
     assert_eq!(say(&[vec![3, 40]]), "prompt 1: token 40 is not in the vocabulary of 40");
     assert_eq!(say(&[vec![u32::MAX]]), "prompt 1: token 4294967295 is not in the vocabulary of 40");
     let options = GenerateOptions { sampling: Sampling { temperature: -1.0, ..Sampling::GREEDY }, ..GREEDY };

@@ -78,7 +78,7 @@ fn a_folder_is_itself() {
 #[test]
 fn what_is_not_found_says_how_to_get_it() {
     let error = find_model("gpt2", Some(Path::new("/nowhere"))).unwrap_err().to_string();
-    let words = "no model `gpt2` in `/nowhere`; to get it: the same command with --download, or: \
+    let words = "no model `gpt2` in `/nowhere`; to fetch it, add --download, or run: \
                  hf download openai-community/gpt2";
     assert_eq!(error, words);
     let error = find_model("someone/tiny", None).unwrap_err().to_string();

@@ -49,7 +49,7 @@ fn function<'a>(source: &'a CudaSource, entry: &str) -> &'a str {
 fn every_grid_of_a_token_may_start_early() {
     let all = step(Arch::Sm90a);
     let entries = |entry: &str| all.iter().flat_map(|one| &one.grids).filter(|grid| grid.entry == entry).count();
-    // The embedding and the last token's row, four products a layer and the head.
+    // The embedding and the last token's row, four products per layer and the head.
     assert_eq!(["row", "append_rows", "attention_decode", "skinny"].map(entries), [2, 12, 12, 49]);
     assert_eq!(all.iter().map(|one| one.grids.len()).sum::<usize>(), 75, "nothing else, as a second grid of attention");
     for Launched { source, grids, .. } in &all {

@@ -1,6 +1,6 @@
-//! Rows that are routed to experts: each times the weight that an index picks for it.
+//! Rows routed to experts: each is multiplied by the weight that an index selects.
 //!
-//! Weights are picked by a gather, which kernels for routed rows never write down.
+//! Weights are selected by a gather, which kernels for routed rows never store.
 
 use super::{Expansion, Value};
 use crate::dtype::Dtype;
@@ -8,7 +8,7 @@ use crate::error::GraphError;
 use crate::node::NodeId;
 
 impl Expansion<'_> {
-    /// Parts: 0 the products, each row with the weight that is picked for it, 1 scales, bias and cast.
+    /// Parts: 0 the matmuls, each row with its selected weight, 1 scales, bias and cast.
     pub(super) fn expert_linear(&mut self, inputs: &[NodeId], dtype: Dtype) -> Result<Vec<NodeId>, GraphError> {
         let weights = self.graph.node(inputs[3]).shape.clone();
         let (rows, inner) = (self.graph.node(inputs[0]).shape[0], weights[2]);
@@ -30,7 +30,7 @@ impl Expansion<'_> {
         Ok(vec![self.cast(y, dtype)?])
     }
 
-    /// Parts: 0 the products, each row with the weight that is picked for it, 1 bias and cast.
+    /// Parts: 0 the matmuls, each row with its selected weight, 1 bias and cast.
     pub(super) fn routed_linear(&mut self, inputs: &[NodeId]) -> Result<Vec<NodeId>, GraphError> {
         let &[x, picked, weight, ..] = inputs else { return Ok(Vec::new()) };
         let rows: Vec<usize> = self.graph.node(picked).shape.to_vec();

@@ -1,4 +1,4 @@
-//! The loss of a language model from the rows before its last matmul, and its gradient. Logits exist for some rows at a time.
+//! The loss of a language model from the rows before its last matmul, and its gradient. Logits exist only for some rows at a time.
 
 use super::{Expansion, Value};
 use crate::dtype::Dtype;
@@ -6,13 +6,13 @@ use crate::error::GraphError;
 use crate::node::NodeId;
 use crate::op::{CompareOp, ReduceOp, UnaryOp};
 
-/// Logits that exist at once, about: 64 MB of `f32`.
+/// Approximate number of logits that exist at once: 64 MB of `f32`.
 const LOGITS: usize = 16 << 20;
 
-/// The fewest rows whose logits are made at once: matmuls of fewer waste the machine.
+/// Minimum rows per chunk: smaller matmuls would not fill the machine.
 const FEWEST: usize = 256;
 
-/// Chunks, at most: each adds nodes to the graph.
+/// Maximum number of chunks: each adds nodes to the graph.
 const CHUNKS: usize = 1024;
 
 /// Rows whose logits are made together.
@@ -55,7 +55,7 @@ impl Expansion<'_> {
         Ok(vec![self.rows_of(&losses)?, self.rows_of(&sums)?])
     }
 
-    /// Chunk by chunk from the start to the end, so that each chunk's logits are forgotten before the next ones are made.
+    /// Processes chunk after chunk, so that each chunk's logits are freed before the next ones are computed.
     pub(super) fn linear_cross_entropy_gradient(
         &mut self,
         inputs: &[NodeId],
@@ -97,8 +97,8 @@ impl Expansion<'_> {
         self.graph.select(is_target, less, slopes)
     }
 
-    /// Rows of `x`, a few at a time, by the classes of the weight. Each time one row less than before: chunks of one size would share a
-    /// kernel, for which all their logits wait.
+    /// Chunks of rows of `x` multiplied by the classes of the weight. Each chunk has one row less than the one before: equal chunks would share a
+    /// kernel, which would need all logits at once.
     fn chunks(&self, inputs: &[NodeId]) -> Vec<Chunk> {
         let (rows, classes) = (self.graph.node(inputs[0]).shape.rows(), self.graph.node(inputs[1]).shape.rows());
         let most = (LOGITS / classes).max(FEWEST).max(rows.div_ceil(CHUNKS));

@@ -1,4 +1,4 @@
-//! The gradient of the one composite that is differentiated whole: node by node, all of its logits would have to exist first.
+//! The gradient of the only composite that is differentiated as a whole: node by node, all of its logits would have to exist first.
 
 use super::{Contribution, Reverse, Value};
 use crate::block::Block;

@@ -183,7 +183,7 @@ impl Reverse {
         })
     }
 
-    /// Where several columns tie for the largest, each gets an equal share.
+    /// If several columns tie for the largest, each gets an equal share.
     fn share_among_largest(&mut self, x: NodeId, largest: NodeId, g: NodeId) -> Value {
         let largest = self.value(largest)?;
         let is_largest = self.graph.compare(CompareOp::Eq, x, largest)?;

@@ -1,4 +1,4 @@
-//! The text form: what [`Graph`] prints, and what people and tests write.
+//! The text form, which [`Graph`] prints and which users and tests write.
 //!
 //! ```text
 //! graph feed_forward

@@ -1,4 +1,4 @@
-//! Text to graph. Every mistake is an error with its line and column; nothing panics, whatever the text.
+//! Text to graph. Every mistake is an error with its line and column; no text causes a panic.
 
 use std::str::FromStr;
 
@@ -36,7 +36,7 @@ impl FromStr for Graph {
     }
 }
 
-/// A word of the text and where it stands.
+/// A word of the text and its position.
 #[derive(Debug, Clone)]
 struct Token {
     text: String,
@@ -48,7 +48,7 @@ fn error(at: &Token, message: impl Into<String>) -> GraphError {
     GraphError::Parse { line: at.line, column: at.column, message: message.into() }
 }
 
-/// Splits a line at semicolons and braces, and each statement into words. Brackets hold a word together.
+/// Splits a line at semicolons and braces, and each statement into words, except within brackets.
 fn statements(line: &str, number: usize) -> Vec<Result<Vec<Token>, GraphError>> {
     let mut all = Vec::new();
     let mut words: Vec<Token> = Vec::new();
@@ -96,7 +96,7 @@ fn statements(line: &str, number: usize) -> Vec<Result<Vec<Token>, GraphError>> 
 
 struct Parser {
     graph: Graph,
-    /// The word that opened the block we are in: its name.
+    /// The name of the current block.
     block: Option<Token>,
 }
 
@@ -298,7 +298,7 @@ impl Parser {
     }
 }
 
-/// A scale that was not written is `1 / sqrt(d)`.
+/// The default scale is `1 / sqrt(d)`.
 fn default_scale(composite: Composite, graph: &Graph, inputs: &[NodeId]) -> Composite {
     let features = inputs.first().map_or(1, |&q| graph.node(q).shape.cols()).max(1);
     let usual = 1.0 / (features as f64).sqrt();
@@ -473,7 +473,7 @@ impl Arguments {
         }
     }
 
-    /// What no rule took is a mistake.
+    /// Checks that every word was used.
     fn finish(self) -> Result<(), GraphError> {
         let left = self.attributes.into_iter().map(|(_, word)| word).chain(self.flags);
         let left = left.chain(self.dtype.map(|(_, word)| word)).chain(self.shape.map(|(_, word)| word)).next();

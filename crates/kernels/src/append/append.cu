@@ -1,8 +1,8 @@
-// Rows written into a cache, from a position of each sequence on. The prelude defines ELEMENT, the bytes of an element.
+// Writes rows into a cache, from each sequence's position on. The prelude defines ELEMENT, the bytes of an element.
 //
-// append_rows: a warp a row, 16 bytes a lane where all addresses allow it. Rows whose position is no place where they fit are
-// not written; the sequence is left in the fault word.
-// append_copy: the whole cache to the result, for a cache that is not kept in place.
+// append_rows: a warp per row, 16 bytes per lane if all addresses are aligned. Rows that do not fit at their position are
+// not written; the fault word then names the sequence.
+// append_copy: copies the whole cache to the result, if the cache is not updated in place.
 //
 // Every element is written exactly once by each kernel. Offsets have 64 bits.
 
@@ -30,7 +30,7 @@ struct Rows {
     u64* g_fault;
     u64 count;      // new rows of all blocks
     u64 sequences;
-    u64 places;     // where the rows of a sequence fit, from 0 on
+    u64 places;     // number of positions at which the rows of a sequence fit
     u64 rows;       // of a block
     u64 stride;     // bytes between new rows
     u64 capacity;   // rows of a block in the cache

@@ -1,4 +1,4 @@
-//! Rows written into a cache by threads, a block of a sequence each.
+//! Rows written into a cache by threads, one block per sequence.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn make(append: Append) -> Kernel {
     unsafe { assemble(source, arguments, AppendTasks(Arc::new(append))) }
 }
 
-/// Whether sequences are counted by an axis that there is, the rows are no more than the cache has, and arguments are as they are used.
+/// Whether the sequence axis exists, the rows fit the cache, and the arguments match their use.
 fn fits(append: &Append) -> bool {
     let Append { element, args, shape } = append;
     let counted = shape.batch < shape.leading.len() && shape.rows <= shape.capacity;

@@ -10,11 +10,11 @@ use super::{Append, AppendShape};
 
 /// Threads of a block, as in `append.cu`.
 const THREADS: usize = 256;
-/// Leading axes that a kernel has room for, as in `append.cu`: all of a tensor's but two.
+/// Maximum number of leading axes, as in `append.cu`: all of a tensor's axes except two.
 const AXES: usize = 6;
 /// Bytes that one thread of the copy moves, as in `append.cu`.
 const COPIED: usize = 64;
-/// Blocks of a copy, at most; then threads move several pieces each.
+/// Maximum blocks of a copy; beyond that, each thread moves several pieces.
 const MAX_BLOCKS: usize = 1 << 16;
 
 /// Rows written into a cache on a GPU.

@@ -86,7 +86,7 @@ impl AppendShape {
 }
 
 impl Append {
-    /// The append that a group is, if it is one that kernels take.
+    /// The append of a group, if it is one that kernels support.
     pub(crate) fn lower(request: &Request) -> Option<Append> {
         let group = &request.group;
         let (Structure::Append, &[id]) = (group.structure, group.nodes) else { return None };
@@ -116,7 +116,7 @@ impl Append {
         Some(Append { element: node.dtype.bytes(), args, shape })
     }
 
-    /// What a device has to know of its arguments.
+    /// Its arguments, as a device needs them.
     pub fn arguments(&self) -> Vec<Argument> {
         let whole = saturating_elements(&[self.shape.blocks(), self.shape.capacity, self.shape.cols]);
         let elements = [whole, self.shape.row_elements(), self.shape.sequences(), whole];

@@ -37,7 +37,7 @@ fn family(structure: &Structure) -> Option<&'static dyn Family<CpuTarget>> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuCatalog;
 
-/// What the CPU's families can make of a group.
+/// The kernel that the CPU's families offer for a group.
 pub(super) fn offer<'a>(request: Request<'a>) -> Option<Box<dyn Offer + 'a>> {
     if is_described(&request.group) {
         return None;

@@ -24,7 +24,7 @@ use crate::copy::cuda::CopyFamily;
 use crate::row::cuda::RowFamily;
 use crate::scatter::cuda::ScatterFamily;
 
-/// The families of a structure, in the order in which they are asked.
+/// The families of a structure, in the order in which they are tried.
 fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>] {
     let chain = match structure {
         Structure::Row => return &[&RowFamily],
@@ -50,7 +50,7 @@ fn families(structure: &Structure) -> &'static [&'static dyn Family<CudaTarget>]
     }
 }
 
-/// What the first family that takes a group makes of it.
+/// The kernel of the first family that accepts a group.
 pub(super) fn offer<'a>(request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
     if is_described(&request.group) {
         return None;
@@ -82,7 +82,7 @@ impl CudaCatalog {
         ALL.iter().find(|catalog| catalog.arch == arch).unwrap_or(&ALL[0])
     }
 
-    /// What a draft would be launched for. How many multiprocessors there are decides how blocks are cut, and nothing here.
+    /// The target of a draft. The number of multiprocessors affects only tile sizes, not what is offered.
     fn target(&self) -> CudaTarget {
         CudaTarget::new(self.arch, 132)
     }

@@ -27,13 +27,13 @@ pub enum Backend {
     Cuda(CudaTarget),
 }
 
-/// No kernel of a target computes a group. A plan holds no such group where the target's catalogue was asked.
+/// No kernel of a target computes a group. Plans made with the target's catalogue contain no such group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no kernel of the form `{structure}` is generated for {target}, or none that takes these operands")]
 pub struct NoKernel {
-    /// what the group is made of
+    /// the structure of the group
     pub structure: &'static str,
-    /// what it was to be generated for
+    /// the target
     pub target: &'static str,
 }
 
@@ -83,7 +83,7 @@ pub struct TaggedLine {
     pub node: Option<NodeId>,
 }
 
-/// The source of a group, line by line, each with the node it came from. What all row kernels of CUDA share is one line.
+/// The source of a group, line by line, each with the node it came from. The library that all CUDA row kernels share is one line.
 pub fn tagged_source(group: &Draft, backend: &Backend) -> Result<Vec<TaggedLine>, NoKernel> {
     if *group.structure != Structure::Row || is_described(group) {
         let node = group.nodes.first().copied();

@@ -1,9 +1,9 @@
 // Strided copies of elements of ELEMENT bytes (the prelude defines it).
 //
-// copy_runs: the block is cut into runs that are contiguous on both sides; `lanes` threads move one run, 16 bytes at a
+// copy_runs: the block is divided into runs that are contiguous on both sides; `lanes` threads move one run, 16 bytes at a
 // time where both addresses allow it. Each thread has UNROLL loads in flight before its first store.
-// copy_tiles: two axes change places; a tile goes through shared memory so that both sides are read and written along
-// their contiguous axis.
+// copy_tiles: a transpose of two axes through a tile in shared memory, so that both sides are accessed along their
+// contiguous axis.
 //
 // Every element of the destination is written exactly once. Offsets have 64 bits; numbers of runs and tiles have 31.
 
@@ -84,7 +84,7 @@ __device__ __forceinline__ Span span(const Runs& p, unsigned run) {
     return {p.g_from + from, p.g_to + to, (unsigned)bytes};
 }
 
-// What does not fill a vector.
+// The tail that does not fill a vector.
 template <typename Vector>
 __device__ __forceinline__ void tail(const Span& s, unsigned lane, unsigned lanes) {
     for (unsigned at = s.bytes / sizeof(Vector) * sizeof(Vector) + lane * ELEMENT; at < s.bytes; at += lanes * ELEMENT) {
@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) copy_runs(const __grid_con
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) copy_tiles(const __grid_constant__ Tiles p) {
-    // The padding makes reads of a column of the tile meet 32 different banks, for every size of element.
+    // With the padding, a column of the tile is in 32 different banks, for every element size.
     __shared__ Scalar s_tile[TILE][TILE + 4 / ELEMENT];
     constexpr int ROWS = TILE / (THREADS / 32), HALVES = TILE / 32;
     unsigned rest = blockIdx.x;
@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) copy_tiles(const __grid_co
         }
     }
     const unsigned lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    // What is left of both axes, counted from this tile.
+    // The remaining size of both axes from this tile on.
     const u64 along = p.along - (u64)tile[0] * TILE, across = p.across - (u64)tile[1] * TILE;
     const unsigned char* g_from = p.g_from + from;
     unsigned char* g_to = p.g_to + to;

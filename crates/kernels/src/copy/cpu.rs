@@ -1,4 +1,4 @@
-//! Strided blocks moved by threads: a block is cut along its outermost axis.
+//! Strided blocks moved by threads: a block is divided along its outermost axis.
 
 use deuteron_codegen::cpu::family::{CpuTarget, assemble};
 use deuteron_codegen::cpu::simd::Isa;

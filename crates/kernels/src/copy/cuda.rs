@@ -1,4 +1,4 @@
-//! Strided copies on CUDA: runs that are contiguous on both sides, or tiles of two axes that change places.
+//! Strided copies on CUDA: runs that are contiguous on both sides, or tiles for two transposed axes.
 //!
 //! All sizes are words of the launch: one kernel for each size of element serves every shape.
 
@@ -21,7 +21,7 @@ const TILE: usize = 64;
 const CHUNK: usize = THREADS * UNROLL * 16;
 /// Runs and tiles of one grid stay below this, so that divisions by multiplication are exact.
 const LIMIT: usize = 1 << 31;
-/// Axes shorter than this are not worth a tile.
+/// Axes shorter than this do not use tiles.
 const TILED_FROM: usize = 8;
 
 /// Copies on a GPU.

@@ -1,4 +1,4 @@
-//! A view written out, or tensors laid side by side: strided blocks of elements moved.
+//! Views and concatenations written to memory: copies of strided blocks.
 //!
 //! - Arguments: the sources, then the destination.
 //! - Traffic: reads and writes each element once.
@@ -29,7 +29,7 @@ pub struct Piece {
     pub to_offset: usize,
 }
 
-/// A copy: its blocks, and where they lie.
+/// A copy: its blocks and their layouts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Copy {
     /// bytes of an element
@@ -85,7 +85,7 @@ impl Copy {
         Copy { element: graph.node(from).dtype.bytes(), args, pieces: vec![piece] }
     }
 
-    /// What a device has to know of its arguments.
+    /// Its arguments, as a device needs them.
     pub fn arguments(&self) -> Vec<Argument> {
         let last = self.args.len() - 1;
         let reach = |dims: &[usize], strides: &[usize], offset: usize| {

@@ -1,6 +1,6 @@
 //! The rungs of attention: causal, bf16, heads of 64 that lie one after another, as many queries as keys.
 //!
-//! Four are written here to be read, with a parameter of their own; the two above them are the kernels that are shipped.
+//! Four rungs are written for teaching, with their own parameter; the top two are the shipped kernels.
 
 use deuteron_attention::cuda::forward::{ForwardVariant, with_variant};
 use deuteron_attention::cuda::hopper::Groups;
@@ -14,7 +14,7 @@ use deuteron_codegen::kernel::{Kernel, Launch, Source};
 use deuteron_codegen::tile::{self, Part};
 use deuteron_graph::Dtype;
 
-/// Elements of a head, as the rungs are written for.
+/// Features per head that the rungs support.
 pub(super) const WIDTH: usize = 64;
 /// Rows of a tile, as in the rungs that have tiles.
 const TILE: usize = 64;
@@ -42,24 +42,24 @@ pub(super) struct Pass {
     pub over: Over,
 }
 
-/// What a launch has a block for.
+/// The work of a block in a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Over {
-    /// so many keys of a query of a head
+    /// this many keys of one query and head
     Keys(usize),
-    /// so many rows of all heads
+    /// this many rows over all heads
     Rows(usize),
     /// a tile of queries of a head
     Tiles,
     /// a tile of queries and a tile of keys of a head
     Pairs,
-    /// so many rows of heads side by side
+    /// this many rows of heads side by side
     Tokens(usize),
-    /// so many elements of the result
+    /// this many elements of the result
     Elements(usize),
 }
 
-/// Sizes that launches are cut by.
+/// Sizes that determine the launches.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counts {
     /// of all sequences
@@ -121,9 +121,9 @@ pub(super) const TENSOR_CORES: Written = Written {
 /// A kernel of attention as a rung.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// f32 arithmetic, written here
+    /// f32 arithmetic, a teaching kernel
     Plain(Written),
-    /// on the matrix units, written here
+    /// on the tensor cores, a teaching kernel
     Matrix(Written),
     /// the shipped `tensor.cu`
     Tensor,
@@ -132,7 +132,7 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Whether a GPU has its instructions and its shared memory.
+    /// Whether a GPU has its instructions and enough shared memory.
     pub fn is_for(self, arch: Arch) -> bool {
         match self {
             Step::Plain(written) => written.fits(arch),
@@ -142,7 +142,7 @@ impl Step {
         }
     }
 
-    /// Its kernel for attention, if it takes it.
+    /// Its kernel for attention, if it supports it.
     pub fn kernel(self, attention: &LoweredAttention, target: &CudaTarget) -> Option<Kernel> {
         let LoweredAttention { kernel, shape, args } = attention;
         // Rows start at multiples of 16 bytes, where those of contiguous heads do that start at one.
@@ -157,7 +157,7 @@ impl Step {
         Some(with_variant(attention, &variant, target))
     }
 
-    /// The files of a rung that is written here.
+    /// The files of a teaching rung.
     pub fn texts(self) -> &'static [&'static str] {
         match self {
             Step::Plain(written) | Step::Matrix(written) => written.texts,
@@ -219,12 +219,12 @@ impl Written {
         self.passes.iter().all(|pass| pass.shared as usize <= arch.block_shared())
     }
 
-    /// Where its scores are, behind so many bytes of the workspace; nowhere if it has none.
+    /// The offset of its scores in the workspace, after `bytes` bytes; none if it stores no scores.
     pub(super) fn scores_at(&self, before: usize) -> Word {
         if self.has_scores { Word::Workspace(before) } else { Word::Number(0) }
     }
 
-    /// Its grids, all with the same words. The workspace is so many bytes, then scores.
+    /// Its grids, all with the same words. The workspace is this many bytes, then scores.
     pub(super) fn grids(&self, counts: &Counts, words: Vec<Word>, before: usize) -> Grids {
         let &Counts { heads, queries, tokens, .. } = counts;
         if counts.elements() == 0 {

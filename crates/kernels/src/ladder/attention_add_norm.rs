@@ -1,6 +1,6 @@
 //! The rungs of attention with a residual and a layer norm: attention as in its own ladder, both results stored, everything in bf16.
 //!
-//! Four are written here to be read; the one above them is the kernel that is shipped. Attention's own kernels are those of its ladder.
+//! Four rungs are written for teaching; the top one is the shipped kernel. Attention's kernels are those of its own ladder.
 
 use deuteron_attention::chain::{self, Fit};
 use deuteron_attention::cuda::rows::{kernel, refusal};
@@ -77,16 +77,16 @@ pub(super) const TENSOR_CORES: Written = Written {
 /// A kernel of attention, residual and norm as a rung.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// f32 arithmetic, written here
+    /// f32 arithmetic, a teaching kernel
     Plain(Written),
-    /// on the matrix units, written here
+    /// on the tensor cores, a teaching kernel
     Matrix(Written),
     /// the shipped kernel of one launch
     OneLaunch,
 }
 
 impl Step {
-    /// Whether a GPU has its instructions and its shared memory.
+    /// Whether a GPU has its instructions and enough shared memory.
     pub fn is_for(self, arch: Arch) -> bool {
         match self {
             Step::Plain(written) => written.fits(arch),
@@ -109,7 +109,7 @@ impl Step {
         }
     }
 
-    /// The files of a rung that is written here.
+    /// The files of a teaching rung.
     pub fn texts(self) -> &'static [&'static str] {
         match self {
             Step::Plain(written) | Step::Matrix(written) => written.texts,
@@ -180,7 +180,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Whether rows of so many columns lie one after another.
+/// Whether rows of this many columns are contiguous.
 fn follow(arg: &ArgBinding, cols: usize) -> bool {
     let mut expected = cols;
     arg.leading.iter().rev().all(|&(size, stride)| {

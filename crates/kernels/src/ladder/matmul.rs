@@ -1,6 +1,6 @@
 //! The rungs of a matmul: f16 or bf16, matrices whose rows are contiguous and follow each other, any sizes from 1 on, nothing around it.
 //!
-//! Four are written here to be read, with a parameter of their own; the three above them are the kernels that are shipped.
+//! Four rungs are written for teaching, with their own parameter; the top three are the shipped kernels.
 
 use deuteron_codegen::cuda::arch::Arch;
 use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
@@ -18,16 +18,16 @@ use deuteron_plan::Draft;
 /// Blocks of a grid, at most.
 const MAX_BLOCKS: usize = (1 << 31) - 1;
 
-/// Threads of a block of the rungs that are written here.
+/// Threads per block of the teaching rungs.
 const THREADS: u32 = 256;
 
-/// A kernel that is written here, in one launch.
+/// A teaching kernel with one launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Written {
     /// as its file
     pub name: &'static str,
     text: &'static str,
-    /// rows and columns that a block makes
+    /// rows and columns of a block's tile
     tile: [usize; 2],
 }
 
@@ -46,9 +46,9 @@ pub(super) const TENSOR_CORES: Written =
 /// A kernel of a matmul as a rung.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// f32 arithmetic, written here
+    /// f32 arithmetic, a teaching kernel
     Plain(Written),
-    /// on the matrix units of a warp, written here
+    /// on the tensor cores by `mma.sync`, a teaching kernel
     Matrix(Written),
     /// the shipped `mma/*.cu`
     Mma,
@@ -84,7 +84,7 @@ impl Step {
         }
     }
 
-    /// The file of a rung that is written here.
+    /// The file of a teaching rung.
     pub fn texts(&self) -> &[&'static str] {
         match self {
             Step::Plain(written) | Step::Matrix(written) => std::slice::from_ref(&written.text),
@@ -93,7 +93,7 @@ impl Step {
     }
 }
 
-/// The kernel for warpgroups that is predicted to be done first of those that are cut in some way. Operands that tensor maps cannot take are
+/// The warpgroup kernel with the shortest predicted time among the allowed tilings. Operands that tensor maps do not support are
 /// copied before.
 fn on_warpgroups(group: &Draft, target: &CudaTarget, is_wanted: impl Fn(&HopperTile) -> bool) -> Option<Kernel> {
     let first = |tiles: Vec<HopperTile>| tiles.into_iter().find(&is_wanted);

@@ -1,4 +1,4 @@
-//! The road from a naive kernel to the generated one, rung by rung, for `add_act`, `norm_act`, `softmax`, `attention`,
+//! Ladders from a naive kernel to the generated one, rung by rung, for `add_act`, `norm_act`, `softmax`, `attention`,
 //! `attention_add_norm` and matmuls.
 //!
 //! - Computes: `gelu(x + r)`; `gelu(layer_norm(x))`, with results rounded to the storage type where the graph has them;
@@ -7,8 +7,8 @@
 //!   rows are contiguous, in f16 and bf16.
 //! - Launched in place of the generated kernel, on its arguments, so that one harness runs and checks all of them. The
 //!   generated kernel is the top rung.
-//! - On a CPU a rung is a plan, an instruction set and a number of threads, which the harness varies; the one kernel that is made
-//!   here has ordinary stores in place of streaming ones ([`with_ordinary_stores`]).
+//! - On a CPU a rung is a plan, an instruction set and a number of threads, which the harness varies; the only kernel made
+//!   here uses ordinary stores instead of streaming ones ([`with_ordinary_stores`]).
 
 pub(crate) mod attention;
 pub(crate) mod attention_add_norm;
@@ -26,7 +26,7 @@ use deuteron_codegen::lower::lower_with_origins;
 use deuteron_graph::Dtype;
 use deuteron_plan::{Draft, Structure};
 
-/// The longest row that the rungs take.
+/// The longest row that the rungs support.
 pub const WIDEST: usize = 4096;
 
 /// Threads of a block where several launches stand for a row kernel.
@@ -49,17 +49,17 @@ pub enum Ladder {
     Matmul,
 }
 
-/// One kernel on the way.
+/// One rung.
 #[derive(Debug, Clone, Copy)]
 pub struct Rung {
     /// as its file
     pub name: &'static str,
-    /// what it does better than the one before
+    /// the improvement over the previous rung
     pub about: &'static str,
     text: Text,
 }
 
-/// What a rung is made of.
+/// The kind of a rung.
 #[derive(Debug, Clone, Copy)]
 enum Text {
     /// a text in place of that of a row kernel
@@ -76,14 +76,14 @@ enum Text {
 #[derive(Debug, Clone, Copy)]
 struct RowText {
     text: &'static str,
-    /// what stands before it
+    /// the text before it
     parameters: &'static str,
     /// arguments of the kernel
     arguments: usize,
     spread: Spread,
 }
 
-/// How a row kernel is spread over threads.
+/// The mapping of a row kernel to threads.
 #[derive(Debug, Clone, Copy)]
 enum Spread {
     /// threads of a block, and how many vectors a thread takes; 0: one element
@@ -150,7 +150,7 @@ const SOFTMAX: [Rung; 6] = [
     row!("softmax", 2, "l2_thread_a_row", "one launch, one thread per row", rows(1, 128)),
     row!("softmax", 2, "l3_block_a_row", "one block per row, a tree in shared memory", rows(256, 1)),
     row!("softmax", 2, "l4_warp_a_row", "one warp per row, shuffles", rows(32, 8)),
-    row!("softmax", 2, "l5_online", "16 bytes per access, largest value and sum in one sweep", rows(32, 8)),
+    row!("softmax", 2, "l5_online", "16 bytes per access, maximum and sum in one pass", rows(32, 8)),
     row!("softmax", 2, "l6_row_in_registers", "the row read once and held in registers", rows(32, 4)),
 ];
 
@@ -166,30 +166,26 @@ const ATTENTION: [Rung; 6] = [
     ),
     of_attention(
         attention::TILED.name,
-        "products of tiles in shared memory, one warp per row of the softmax",
+        "matmuls of tiles in shared memory, one warp per row of the softmax",
         attention::Step::Plain(attention::TILED),
     ),
     of_attention(
         attention::ONLINE.name,
-        "one launch, softmax online, no scores in memory",
+        "one launch with online softmax, no scores in memory",
         attention::Step::Plain(attention::ONLINE),
     ),
     of_attention(
         attention::TENSOR_CORES.name,
-        "products on the tensor cores, probabilities in registers",
+        "matmuls on the tensor cores, probabilities in registers",
         attention::Step::Matrix(attention::TENSOR_CORES),
     ),
     // Its rows are padded where others permute them: to the same end, no two of a small matrix in one bank.
     of_attention(
         "l5_pipelined",
-        "the next tile by cp.async while this one is worked on; more queries per warp (shipped)",
+        "prefetch of the next tile by cp.async, more queries per warp (shipped)",
         attention::Step::Tensor,
     ),
-    of_attention(
-        "l6_warpgroups",
-        "wgmma on tiles that TMA brings, a warp that only fetches (shipped)",
-        attention::Step::Hopper,
-    ),
+    of_attention("l6_warpgroups", "wgmma on tiles loaded by TMA, a producer warp (shipped)", attention::Step::Hopper),
 ];
 
 const fn of_rows(name: &'static str, about: &'static str, step: attention_add_norm::Step) -> Rung {
@@ -204,7 +200,7 @@ const ATTENTION_ADD_NORM: [Rung; 5] = [
     ),
     of_rows(
         attention_add_norm::TILED.name,
-        "five launches: products of tiles in shared memory, one warp per row of softmax and norm",
+        "five launches: matmuls of tiles in shared memory, one warp per row of softmax and norm",
         attention_add_norm::Step::Plain(attention_add_norm::TILED),
     ),
     of_rows(
@@ -219,7 +215,7 @@ const ATTENTION_ADD_NORM: [Rung; 5] = [
     ),
     of_rows(
         "l5_one_launch",
-        "one launch: rows are finished where their last head is (shipped)",
+        "one launch: rows are normalised after their last head (shipped)",
         attention_add_norm::Step::OneLaunch,
     ),
 ];
@@ -242,18 +238,18 @@ const MATMUL: [Rung; 7] = [
     ),
     of_matmul(
         matmul::TENSOR_CORES.name,
-        "products on the tensor cores (mma.sync)",
+        "matmul on the tensor cores (mma.sync)",
         matmul::Step::Matrix(matmul::TENSOR_CORES),
     ),
     of_matmul(
         "l5_pipelined",
-        "the next tiles by asynchronous copies (cp.async) while these are multiplied (shipped)",
+        "prefetch of the next tiles by asynchronous copies (cp.async) (shipped)",
         matmul::Step::Mma,
     ),
-    of_matmul("l6_warpgroups", "wgmma on tiles that TMA brings, one tile per block (shipped)", matmul::Step::OneTile),
+    of_matmul("l6_warpgroups", "wgmma on tiles loaded by TMA, one tile per block (shipped)", matmul::Step::OneTile),
     of_matmul(
         "l7_persistent",
-        "persistent blocks: one warpgroup's epilogue overlaps the products of the other (shipped)",
+        "persistent blocks: one warpgroup's epilogue overlaps the other's mainloop (shipped)",
         matmul::Step::Turns,
     ),
 ];
@@ -280,7 +276,7 @@ impl Ladder {
         Ladder::ALL.into_iter().find(|ladder| ladder.op() == op)
     }
 
-    /// From the naive one up; the generated kernel comes after the last, if it is not the last.
+    /// From the naive one up; the generated kernel follows the last rung, unless it is that rung.
     pub fn rungs(self) -> &'static [Rung] {
         match self {
             Ladder::AddAct => &ADD_ACT,
@@ -294,7 +290,7 @@ impl Ladder {
 }
 
 impl Rung {
-    /// Its text, without what rungs of its ladder share; none where it is a kernel that is shipped.
+    /// Its text, without the code that rungs of its ladder share; none for a shipped kernel.
     pub fn text(&self) -> Option<String> {
         let texts = match &self.text {
             Text::Row(row) => std::slice::from_ref(&row.text),
@@ -305,7 +301,7 @@ impl Rung {
         (!texts.is_empty()).then(|| texts.join("\n"))
     }
 
-    /// Whether a GPU has its instructions and its shared memory.
+    /// Whether a GPU has its instructions and enough shared memory.
     pub fn is_for(&self, arch: Arch) -> bool {
         match self.text {
             Text::Row(_) => true,
@@ -333,8 +329,8 @@ impl Rung {
     }
 }
 
-/// The kernel of row work for a CPU, which writes results through the caches whatever their size: the rung below streaming stores. None
-/// where the group is no row work.
+/// The CPU kernel of row work with ordinary stores at any size: the rung below streaming stores. None
+/// if the group is not row work.
 pub fn with_ordinary_stores(group: &Draft) -> Option<Kernel> {
     (*group.structure == Structure::Row).then(|| crate::row::cpu::with_ordinary_stores(lower_with_origins(group).0))
 }

@@ -1,4 +1,4 @@
-//! A row kernel on the CPU: rows are cut into chunks, chunks are tasks.
+//! Row kernels on the CPU: rows are divided into chunks, and chunks are tasks.
 //!
 //! Chunks depend on the size alone, never on the number of threads, and column sums are kept per chunk and added in
 //! order: so the result has the same bits for any number of threads.
@@ -44,7 +44,7 @@ fn kernel(lowered: LoweredRows, in_place: &[InPlace]) -> Kernel {
     stored(lowered, in_place, true)
 }
 
-/// The kernel whose results pass through the caches, whatever their size.
+/// The kernel with ordinary stores at any size.
 pub(crate) fn with_ordinary_stores(lowered: LoweredRows) -> Kernel {
     stored(lowered, &[], false)
 }

@@ -1,4 +1,4 @@
-//! Row kernels on CUDA: the same body as on the CPU, spread over threads by a config.
+//! Row kernels on CUDA: the same body as on the CPU, mapped to threads by a config.
 
 use deuteron_codegen::cuda::row::variant::RowVariant;
 use deuteron_codegen::cuda::row_config::RowConfig;
@@ -27,13 +27,13 @@ impl Family<CudaTarget> for RowFamily {
     }
 }
 
-/// Whether 32 bits count the columns. A kernel that has elements instead of rows counts them by 64 bits where it must.
+/// Whether columns can be counted in 32 bits. An elementwise kernel counts elements in 64 bits where necessary.
 fn columns_fit(group: &Draft) -> bool {
     let is_short = |&id: &NodeId| node_space(group.graph, id).cols <= MAX_COLUMNS;
     group.nodes.iter().all(is_short) || lower_with_origins(group).0.body.flat
 }
 
-/// The config that the kernel of row work is given: the measured one where it fits, else the suggested one.
+/// The config of a row kernel: the measured one if it fits, otherwise the suggested one.
 pub fn chosen(group: &Draft, target: &CudaTarget) -> RowConfig {
     RowVariant::new(lower_with_origins(group).0, target).config
 }

@@ -136,7 +136,7 @@ impl ScatterTask {
     }
 }
 
-/// An address that tasks share; who writes where is settled by the ranges they are given.
+/// An address shared by tasks, which write disjoint ranges.
 #[derive(Clone, Copy)]
 struct Address(*mut u8);
 

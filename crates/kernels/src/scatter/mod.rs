@@ -12,7 +12,7 @@ use deuteron_codegen::argument::{ArgBinding, Argument, Lookup};
 use deuteron_graph::Dtype;
 use deuteron_plan::{Draft, Structure};
 
-/// Rows added into a table: sizes, and where everything lies.
+/// Rows added into a table: sizes and layouts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scatter {
     /// storage type of updates and table
@@ -28,7 +28,7 @@ pub struct Scatter {
 }
 
 impl Scatter {
-    /// The scatter that a group is, if it is one that kernels take.
+    /// The scatter of a group, if it is one that kernels support.
     pub(crate) fn lower(group: &Draft) -> Option<Scatter> {
         let (Structure::ScatterAdd, &[id]) = (group.structure, group.nodes) else { return None };
         let (graph, placement) = (group.graph, group.placement);
@@ -44,7 +44,7 @@ impl Scatter {
         fits.then_some(Scatter { dtype: node.dtype, args, count, cols, rows })
     }
 
-    /// What a device has to know of its arguments.
+    /// Its arguments, as a device needs them.
     pub fn arguments(&self) -> Vec<Argument> {
         let [updates, table] = [self.count, self.rows].map(|rows| rows.saturating_mul(self.cols));
         let elements = [self.count, updates, table];

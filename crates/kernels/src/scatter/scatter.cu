@@ -1,9 +1,9 @@
 // Rows added into a table: table[r] = sum of updates[p] over the positions p with indices[p] == r, in f32, in the order of
 // the positions. The prelude defines KIND: 0 is f32, 1 is f16, 2 is bf16.
 //
-// The positions are sorted by their row: a key is row << 32 | position, so that keys are distinct and their order is the
+// The positions are sorted by row: a key is row << 32 | position, so that keys are distinct and their order is the
 // order of the sums. A bitonic sort: pieces of up to PIECE keys in shared memory, longer distances in global memory.
-// Then a warp finds the keys of its row of the table and adds the rows up. Rows without updates become zeros. Every
+// Then a warp finds the keys of its table row and adds up the updates. Rows without updates become zeros. Every
 // element of the table is written exactly once, the same bits each time. An index outside of the table sorts behind
 // every row and leaves its position in the fault word.
 
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS) scatter_sort(const __
     for (unsigned i = threadIdx.x; i < piece; i += blockDim.x) p.g_keys[base + i] = s_keys[i];
 }
 
-// Distances that no piece holds: a pair a thread.
+// Distances larger than a piece: one pair per thread.
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS) scatter_merge_far(const __grid_constant__ Merge p) {
     const u64 pair = (u64)blockIdx.x * MERGE_THREADS + threadIdx.x;
     if (pair < p.pairs) {
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS) scatter_merge_far(co
     }
 }
 
-// All smaller distances, a piece a block: `distance` is half of a piece.
+// All smaller distances, one piece per block: `distance` is half of a piece.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS) scatter_merge_near(const __grid_constant__ Merge p) {
     extern __shared__ u64 s_keys[];
     const unsigned piece = (unsigned)p.distance * 2;
@@ -156,7 +156,7 @@ __device__ __forceinline__ void store(Bits* g_row, const Columns& r, unsigned la
     }
 }
 
-// The first key that is not below `wanted`. All lanes look at once: each round leaves a 33rd of the range.
+// The first key that is not below `wanted`, by a 33-way search: all lanes probe at once.
 __device__ __forceinline__ u64 lower_bound(const u64* g_keys, u64 count, u64 wanted, unsigned lane) {
     u64 first = 0, last = count;
     while (first < last) {
@@ -166,7 +166,7 @@ __device__ __forceinline__ u64 lower_bound(const u64* g_keys, u64 count, u64 wan
         const int passed = __popc(__ballot_sync(0xffffffffu, below));
         const u64 end = first + (u64)(passed + 1) * step - 1;
         first += (u64)passed * step;
-        // The key at `end` was looked at by lane `passed`, if there is such a lane.
+        // Lane `passed`, if any, has probed the key at `end`.
         if (passed < 32 && end < last) last = end;
     }
     return first;

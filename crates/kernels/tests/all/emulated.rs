@@ -75,7 +75,7 @@ fn the_machine_itself() {
         assert_eq!(run("cluster", "1", seed), (true, String::new()));
         assert_eq!(run("cluster", "8", seed), (true, String::new()));
         let (ok, said) = run("missing", "4", seed);
-        assert!(!ok && said.contains("deadlock") && said.contains("the barrier"), "{said}");
+        assert!(!ok && said.contains("deadlock") && said.contains("the mbarrier"), "{said}");
         assert_eq!(run("waiting", "8", seed), (true, String::new()));
         assert_eq!(
             run("waiting", "2", seed),
@@ -98,7 +98,7 @@ struct Launched {
     driver: &'static str,
 }
 
-/// Every mistake of a list is noticed, alone, for some of so many seeds, while so many blocks run at once; a text without one is right.
+/// Every mistake of a list is noticed, alone, for some of this many seeds, while this many blocks run at once; a text without one is right.
 fn check_mistakes(name: &str, launched: Launched, resident: usize, seeds: u64, mistakes: &[Mistake]) {
     let Some(compiler) = compiler() else { return };
     let Launched { source, entry, launch, driver } = launched;

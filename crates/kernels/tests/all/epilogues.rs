@@ -150,7 +150,7 @@ fn near_misses_stay_apart() {
     is_several(&format!("{OPERANDS} p = matmul x w ; y = add p p ; out y"));
     is_several(&format!("{OPERANDS} p = matmul x w ; y = sub p r ; out y"));
     is_several(&format!("{OPERANDS} p = matmul x w ; y = mul p b ; out y"));
-    // A number a row, one number, a residual that repeats or lies in another order.
+    // A number per row, one number, a residual that repeats or lies in another order.
     is_several(&format!("{OPERANDS} c = input T[64,1] ; p = matmul x w ; y = add p c ; out y"));
     is_several(&format!("{OPERANDS} c = input T[1] ; p = matmul x w ; y = add p c ; out y"));
     let batch = "q = input T[2,16,8] ; k = input T[2,8,16] ;";

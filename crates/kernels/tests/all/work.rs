@@ -196,7 +196,7 @@ fn kernels_of_a_gradient_of_attention_make_scores_three_times() {
     assert!((full - 9.0).abs() < 1e-9 && (causal - 4.5).abs() < 1e-9, "{full} and {causal}");
 }
 
-/// Attention, projection, residual and norm of so many tokens in heads of 64, side by side.
+/// Attention, projection, residual and norm of this many tokens in heads of 64, side by side.
 fn block(tokens: usize, heads: usize) -> String {
     let cols = 64 * heads;
     format!(

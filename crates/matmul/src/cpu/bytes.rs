@@ -53,7 +53,7 @@ impl Machine for Vnni {
 /// Notes `128 sum b` of each column.
 ///
 /// # Safety
-/// The features are there; `right` is a panel of so many steps with room for its notes.
+/// The features are there; `right` is a panel of this many steps with room for its notes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn note_columns(right: *mut u8, steps: usize) {
     let factor = _mm512_set1_epi8(i8::MIN); // 128 as an unsigned byte

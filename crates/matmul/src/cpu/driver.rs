@@ -1,9 +1,9 @@
-//! Matmuls by threads: parts of the result are tasks. What makes the left operand is done when a part asks for its rows, and what
-//! follows the matmul on each block of sums while it is hot. Where that needs whole rows, parts are strips of rows: their sums wait in
-//! memory of the worker, or in that of the strip where rows are too few and columns are shared, and whoever ends a strip goes on. The
+//! Matmuls on threads: parts of the result are tasks. The prologue runs when a part needs its rows of the left operand, and the
+//! epilogue on each block of accumulators while it is in the cache. If the epilogue needs whole rows, parts are strips of rows: their accumulators are kept in
+//! memory of the worker, or in that of the strip if there are too few rows and columns are shared, and the worker that finishes a strip runs the epilogue. The
 //! right operand is packed once for all strips.
 //!
-//! The bits of an element do not depend on how the result is cut, so neither do they on the number of threads.
+//! The bits of an element do not depend on the division of the result, nor on the number of threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -71,7 +71,7 @@ struct Strips {
     packed: Option<usize>,
 }
 
-/// What one worker has to itself.
+/// The private data of one worker.
 struct Worker {
     before: Option<RowWork>,
     after: Option<RowWork>,
@@ -112,7 +112,7 @@ struct Strip<'a> {
 }
 
 impl MatmulTask {
-    /// Ready for so many threads.
+    /// Prepares it for this many threads.
     pub fn new(tasks: &MatmulTasks, threads: usize, isa: Isa) -> MatmulTask {
         let MatmulTasks { product, launch, touched } = tasks;
         let MatmulLaunch { args, shape, prologue_axes, axes } = launch;
@@ -178,7 +178,7 @@ impl MatmulTask {
         operands
     }
 
-    /// What a task computes, by the worker that it is handed to.
+    /// The work of a task, by its worker.
     fn piece(&self, worker: usize, task: usize, operands: &Operands) -> Piece<'_> {
         let (down, across) = self.parts;
         let (batch, rest) = (task / (down * across), task % (down * across));
@@ -229,7 +229,7 @@ impl MatmulTask {
         unsafe { self.end_of_part(&piece, after) };
     }
 
-    /// Does with a block of sums what follows: it is stored, worked on, or kept for the rest of its rows.
+    /// Handles a block of accumulators: it is stored, passed to the epilogue, or kept for the rest of its rows.
     ///
     /// # Safety
     /// As for [`MatmulTask::part`]; the block is one of the piece.
@@ -264,11 +264,11 @@ impl MatmulTask {
     /// As for [`MatmulTask::part`]; the sums of the piece are written.
     unsafe fn end_of_part(&self, piece: &Piece<'_>, after: &mut Option<RowWork>) {
         let (Some(strip), Some(epilogue), Some(rows)) = (piece.strip, &self.product.epilogue, after) else { return };
-        // What others wrote before they counted is seen by the one who counts last.
+        // The worker that counts last sees what the others wrote before they counted.
         if strip.of.done[strip.index].fetch_add(1, Ordering::AcqRel) + 1 < self.parts.1 {
             return;
         }
-        // SAFETY: all sums of the strip are there, and nobody else has any left to do; the caller's promise for its rows.
+        // SAFETY: all accumulators of the strip are complete, and no other worker has any left; the caller's promise for its rows.
         unsafe {
             let sums = std::slice::from_raw_parts_mut(strip.sums, strip.of.set);
             let (columns, stride, second) = (self.shape.n, strip.of.stride, &mut [][..]);

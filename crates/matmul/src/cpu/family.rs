@@ -1,4 +1,4 @@
-//! Matmuls of the CPU as kernels: what is taken, its listing, and how it becomes a launch.
+//! Matmuls of the CPU as kernels: what is supported, the listing, and the launch.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::{PartKernel, STREAMED_ROWS, work};
 use crate::fit::{self, lower_matmul};
 use crate::kernel::{Epilogue, LoweredMatmul, Matmul, MatmulLaunch, PROLOGUE_ROWS, Prologue, Role};
 
-/// A prologue is made for matmuls whose right operand is streamed: those ask for whole rows.
+/// Prologues are supported for matmuls whose right operand is streamed: those need whole rows.
 const _: () = assert!(PROLOGUE_ROWS <= STREAMED_ROWS);
 
 /// One or two matmuls of one operand, or one of rows with matrices that indices pick for them.
@@ -47,7 +47,7 @@ impl Family<CpuTarget> for MatmulFamily {
 /// Whether a chain may be one of this family: a cheap no.
 pub fn takes(chain: &Chain) -> bool {
     let few = match chain.links.as_slice() {
-        // Two, where what follows works on both.
+        // Two, if the epilogue uses both.
         [Link::Matmul { nodes }] => nodes.len() == 1 || (nodes.len() == 2 && chain.epilogue.reach != Reach::None),
         [Link::Routed { .. }] => true,
         _ => false,
@@ -55,7 +55,7 @@ pub fn takes(chain: &Chain) -> bool {
     few && chain.epilogue.reach != Reach::Rows
 }
 
-/// The kernel of a matmul, or none where its sizes contradict each other or no kernel computes it.
+/// The kernel of a matmul, or none if its sizes are inconsistent or not supported.
 pub fn kernel(lowered: LoweredMatmul) -> Option<Kernel> {
     fits(&lowered).then(|| make(lowered))
 }
@@ -131,7 +131,7 @@ fn follows(product: &Matmul<Body>, epilogue: &Epilogue<Body>, shape: &MatmulShap
     sums && is_row_work(product, body, shape.n, axes)
 }
 
-/// Whether a body reads and writes rows of so many columns. What follows a routed matmul takes rows of tables, too.
+/// Whether a body reads and writes rows of this many columns. What follows a routed matmul takes rows of tables, too.
 fn is_row_work(product: &Matmul<Body>, body: &Body, cols: usize, axes: &[(usize, usize)]) -> bool {
     let of_rows = |spec: &ArgSpec| match spec.access {
         Access::Row | Access::PerRow => true,
@@ -141,7 +141,7 @@ fn is_row_work(product: &Matmul<Body>, body: &Body, cols: usize, axes: &[(usize,
     !body.flat && body.args.iter().all(of_rows) && has_space(body, cols, axes)
 }
 
-/// Whether a table of matrices, each by columns, is picked from, and what follows picks from tables.
+/// Whether the right operand is gathered from a table of matrices stored by columns, and the epilogue gathers from tables.
 fn is_routed(product: &Matmul<Body>, launch: &MatmulLaunch) -> bool {
     let (roles, shape) = (product.roles(), &launch.shape);
     let one_type = product.left == product.right && shape.b.0 == 1;

@@ -1,13 +1,13 @@
-//! Products of `f32`: B is packed, and a tile of sums stays in registers while `k` runs.
+//! Matmuls of `f32`: B is packed, and a tile of accumulators stays in registers during the loop over `k`.
 //!
 //! Per block of [`DEPTH`] inner indices: all rows of the part's A, then a block of columns of B at a time. The sums of a tile
 //! are loaded again for the next block: one chain of multiply-adds an element.
 //!
-//! - A that lies as rows of `f32` is read there; another is packed in rows that are [`STRIDE`] floats apart.
-//! - B that lies as rows of `f32` is packed by the tiles of the first rows, which need its vectors anyway: beside their
-//!   multiply-adds the copy is almost free. Another is packed before.
+//! - A stored as rows of `f32` is read in place; otherwise it is packed in rows with a stride of [`STRIDE`] floats.
+//! - B stored as rows of `f32` is packed by the tiles of the first rows, which load its vectors anyway: beside their
+//!   multiply-adds the copy is almost free. Otherwise it is packed before.
 //! - B that was packed once for all parts ([`Packed`]) is read from there.
-//! - The other tiles ask for the next block of B meanwhile: with few rows it is used too seldom to wait for it.
+//! - The other tiles prefetch the next block of B meanwhile: with few rows it is reused too little to wait for it.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -292,7 +292,7 @@ impl Ahead {
         })
     }
 
-    /// The rows that a tile of so many inner indices has the time to ask for, by the tile's number.
+    /// The rows that a tile of this many inner indices has the time to ask for, by the tile's number.
     fn of_tile(self, number: usize, depth: usize) -> Ahead {
         let share = depth / UNROLLED / self.lines;
         let first = self.rows.min(number * share);
@@ -312,7 +312,7 @@ struct Tiles {
     right: *mut f32,
     /// Panels, from the first on, that are not packed yet: these rows, a whole tile, do that.
     packs: usize,
-    /// B as it lies, and floats from row to row; used for panels that are not packed.
+    /// B in place, and its row stride in floats; used for panels that are not packed.
     source: (*const f32, usize),
     ahead: Option<Ahead>,
     /// Tiles of this block that asked for something before.

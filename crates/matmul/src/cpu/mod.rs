@@ -1,4 +1,4 @@
-//! Matrix products on the CPU: one part of the result at a time, on the thread that calls.
+//! Matmuls on the CPU: one part of the result at a time, on the calling thread.
 //!
 //! | method       | operands (A, B)                       | sums                                                    |
 //! |--------------|---------------------------------------|---------------------------------------------------------|
@@ -8,10 +8,10 @@
 //! | stream bytes | 1 to 8 rows of i8, i8 `[n, k]`        | i32, exact; B is read once, where it lies               |
 //! | bytes        | i8, i8, with AMX, VNNI or any vectors | i32, exact                                              |
 //!
-//! - The bits of an element depend on the method, the instruction set, `k` and the operands: not on the part, the threads
-//!   or where its row lies. Sums of bytes are exact for `k < 2^17` and rounded once to f32: the same bits by every method.
-//! - Values that do not fit stay what they are: NaN and infinities go through, zeros are not skipped, `k = 0` gives zeros.
-//! - Nothing is allocated by [`PartKernel::run`]; nothing outside of the operands is read.
+//! - The bits of an element depend on the method, the instruction set, `k` and the operands, not on the part, the threads
+//!   or the position of its row. Sums of bytes are exact for `k < 2^17` and rounded once to f32: the same bits by every method.
+//! - NaN and infinities propagate, zeros are not skipped, and `k = 0` gives zeros.
+//! - [`PartKernel::run`] allocates nothing and reads nothing outside of the operands.
 
 // Registers are arrays, indexed by the number that also counts the memory beside them.
 #![allow(clippy::needless_range_loop)]
@@ -287,7 +287,7 @@ impl PartKernel {
         self.method
     }
 
-    /// [`Floats`] that a part of at most so many rows and columns needs.
+    /// [`Floats`] that a part of at most this many rows and columns needs.
     pub fn scratch(&self, rows: usize, columns: usize) -> usize {
         self.isa.dispatch(Size { kernel: self, rows, columns })
     }
@@ -311,7 +311,7 @@ impl PartKernel {
     }
 
     /// Rows and columns of parts for work that needs whole rows of the result: parts of all columns where rows are enough for
-    /// `threads` workers, so that sums stay with the one who made them.
+    /// `threads` workers, so that accumulators stay with their worker.
     pub fn strip(&self, columns: usize, threads: usize) -> (usize, usize) {
         let rows = self.spec.rows.max(1);
         if matches!(self.method.0, Algorithm::Stream | Algorithm::StreamBytes(_)) {
@@ -324,13 +324,13 @@ impl PartKernel {
         (tall, wide.next_multiple_of(32))
     }
 
-    /// Floats of a B of so many columns, packed; none where a part reads B as it lies, or several B.
+    /// Floats of a packed B with this many columns; none if parts read B in place, or with several B.
     pub fn packed(&self, columns: usize) -> Option<usize> {
         let pieces = self.pieces(columns);
         (pieces > 0).then(|| pieces * self.isa.dispatch(Piece { kernel: self, columns }))
     }
 
-    /// Pieces that a B of so many columns is packed in; 0 where it is not packed.
+    /// Pieces that a B of this many columns is packed in; 0 where it is not packed.
     pub fn pieces(&self, columns: usize) -> usize {
         match self.method.0 {
             Algorithm::Floats if self.spec.rights == 1 => floats::pieces(&self.spec, columns),

@@ -1,4 +1,4 @@
-//! Operands to where the kernels read them: widened, contiguous, transposed where they lie the other way.
+//! Packing of operands for the kernels: widened, contiguous, transposed if necessary.
 
 use deuteron_codegen::cpu::simd::format::{BrainFloat, Format, HalfFloat, SignedByte, Word};
 use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
@@ -6,7 +6,7 @@ use deuteron_graph::Dtype;
 
 use super::{Job, Values, Wanted};
 
-/// A block of elements as they lie.
+/// A block of elements in place.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
     pub base: *const u8,

@@ -1,9 +1,9 @@
-//! Matmuls of rows with the matrices that indices pick for them, by threads.
+//! Matmuls of rows with matrices that indices select (experts), on threads.
 //!
-//! Rows of one expert are brought together, in their order, and multiplied with its matrix as one matmul: a few of them while the
-//! matrix streams by once, more of them in tiles. No matrix is copied, and of the left operand so many rows at a time as fit
-//! [`TOGETHER_BYTES`]. Parts of these matmuls are tasks; a task hands its rows of sums, while they are hot, to what follows, each run of rows
-//! that lie side by side at once.
+//! Rows of one expert are gathered, in their order, and multiplied with its matrix as one matmul: a few rows while the
+//! matrix is streamed once, more rows in tiles. No matrix is copied, and of the left operand only as many rows at a time as fit
+//! [`TOGETHER_BYTES`]. Parts of these matmuls are tasks; a task passes its rows of accumulators, while they are in the cache, to the epilogue, each run of
+//! consecutive rows at once.
 //!
 //! Sums of bytes are exact. The order of a sum of floats depends on how many rows its expert has, never on the number of threads.
 
@@ -200,7 +200,7 @@ impl RoutedTask {
 
     /// Sorts rows by expert. The first index that picks no expert is a fault.
     unsafe fn sort(&mut self, indices: *const i32) -> Result<(), Fault> {
-        // SAFETY: `row` is below `shape.m`, and there are so many indices.
+        // SAFETY: `row` is below `shape.m`, and there are this many indices.
         let at = |row: usize| unsafe { indices.wrapping_add(row).read_unaligned() };
         self.starts.fill(0);
         for row in 0..self.shape.m {
@@ -292,7 +292,7 @@ impl RoutedTask {
         done
     }
 
-    /// Does with a block of sums, which are those of `rows`, what follows.
+    /// Passes a block of accumulators, those of `rows`, to the epilogue.
     ///
     /// # Safety
     /// As for [`RoutedTask::part`]; rows and columns of the block are its own.
@@ -339,7 +339,7 @@ fn most_parts(shape: &MatmulShape, experts: usize, columns: [usize; 2]) -> usize
     (experts.min(shape.m) + shape.m / TILED.0) * across[0].max(across[1])
 }
 
-/// Columns of a task of few rows, and of one of many, of elements of so many bytes: no more than a worker's share, whole cache lines.
+/// Columns of a task of few rows, and of one of many, of elements of this many bytes: no more than a worker's share, whole cache lines.
 fn widths(shape: &MatmulShape, bytes: usize, threads: usize) -> [usize; 2] {
     let share = shape.n.div_ceil(threads.max(1));
     [STREAMED_BYTES / (shape.k * bytes).max(1), TILED.1].map(|most| share.min(most).max(1).next_multiple_of(64))

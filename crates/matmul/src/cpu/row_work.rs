@@ -1,4 +1,4 @@
-//! Row work around a matmul, as each worker runs it: before it on rows of the left operand, after it on blocks of sums.
+//! Row work around a matmul, as each worker runs it: the prologue on rows of the left operand, the epilogue on blocks of accumulators.
 
 use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::cpu::bind::bind;
@@ -11,13 +11,13 @@ use crate::kernel::{Epilogue, Matmul, MatmulLaunch, Prologue, Role};
 
 /// What a worker needs to run a row program before or after the matmul.
 pub(super) struct RowWork {
-    /// Its arguments, those among them that are handed over.
+    /// Its arguments, including the passed ones.
     pub args: Vec<BoundArg>,
     memory: simd::Scratch,
 }
 
 impl RowWork {
-    /// For a program over so many rows, without addresses, of a launch that touches so many bytes.
+    /// For a program over this many rows, without addresses, of a launch that touches this many bytes.
     pub fn new(program: &TileProgram, bindings: &SideBindings<'_>, rows: usize, touched: usize) -> RowWork {
         let bound = |arg: usize| match bindings.position(arg) {
             Some(position) => {
@@ -47,7 +47,7 @@ impl RowWork {
         let _ = unsafe { simd::run(isa, &launch, span, &mut self.memory, &mut []) };
     }
 
-    /// Does what follows a matmul on a block of sums, whose rows are counted over all batches.
+    /// Runs the epilogue of a matmul on a block of accumulators, whose rows are counted over all batches.
     ///
     /// # Safety
     /// The arguments have addresses, valid for the rows and columns of the block, and what is written there is ours alone.
@@ -84,12 +84,12 @@ impl<'a> SideBindings<'a> {
         SideBindings { launch, roles: product.roles(), role }
     }
 
-    /// The position of an argument; none where it is handed over.
+    /// The position of an argument; none if it is passed.
     pub fn position(&self, arg: usize) -> Option<usize> {
         self.roles.iter().position(|&known| known == (self.role)(arg))
     }
 
-    /// All arguments of a program, those that are handed over like any other of `f32`.
+    /// All arguments of a program, with passed ones as `f32` arguments.
     pub fn arguments(&self, program: &TileProgram) -> Vec<ArgBinding> {
         let args = &self.launch.args;
         let binding = |arg| match self.position(arg) {

@@ -1,4 +1,4 @@
-//! What happens to finished sums: scales, the caller's `finish`, and a plain store for callers that want no more.
+//! Finished accumulators: scales, the caller's `finish`, and a plain store.
 
 use deuteron_codegen::cpu::simd::format::{BrainFloat, Format, HalfFloat, SignedByte, Word};
 use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
@@ -19,7 +19,7 @@ pub(super) struct Sums {
     pub whole: bool,
 }
 
-/// Scales the sums of rows and columns of the part, given as (first, number), and hands them over.
+/// Scales the accumulators of rows and columns of the part, given as (first, number), and passes them on.
 ///
 /// # Safety
 /// The sums of these rows and columns, with every B, can be read and written, and nobody else does.

@@ -1,4 +1,4 @@
-//! Products of 1 to 8 rows: every element of B is read once, where it lies, at the speed of the memory.
+//! Matmuls of 1 to 8 rows: every element of B is read once, in place, at memory bandwidth.
 //!
 //! - B by rows (`[k, n]`): eight rows at a time go over a run of columns whose sums stay in the L1. One chain of
 //!   multiply-adds an element, as in `floats.rs`.

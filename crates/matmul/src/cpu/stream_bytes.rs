@@ -1,4 +1,4 @@
-//! Products of 1 to 8 rows of bytes with B by columns (`[n, k]`): every byte of B is read once, where it lies, and sums are
+//! Matmuls of 1 to 8 rows of bytes with B by columns (`[n, k]`): every byte of B is read once, in place, and sums are
 //! exact.
 //!
 //! VNNI multiplies unsigned bytes with signed ones. B has its sign bits flipped on its way into a register, which adds 128:

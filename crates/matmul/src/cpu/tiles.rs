@@ -49,13 +49,13 @@ pub(super) trait Machine: Copy {
     /// Looks at a packed panel of B before it is used.
     ///
     /// # Safety
-    /// `right` is a panel of so many steps, with room for notes behind the steps that a panel can have.
+    /// `right` is a panel of this many steps, with room for notes behind the steps that a panel can have.
     unsafe fn prepare(self, right: *mut u8, steps: usize);
 
     /// `sums += left right` for 32 columns and at least the first `rows <= 32` rows; from zero if `first`.
     ///
     /// # Safety
-    /// `left` and `right` are so many steps of panels, notes those of the panel; 32 rows of 32 sums can be written.
+    /// `left` and `right` are this many steps of panels, notes those of the panel; 32 rows of 32 sums can be written.
     unsafe fn multiply(session: &Self::Session, panels: PanelPair, sums: *mut f32, stride: usize, first: bool);
 }
 
@@ -286,7 +286,7 @@ unsafe fn pack_left<S: Simd, M: Machine>(
     }
 }
 
-/// Rows of elements as they lie.
+/// Rows of elements in place.
 struct CopyLeft {
     base: *const u8,
     row_bytes: usize,

@@ -1,4 +1,4 @@
-//! The work of a matmul on the CPU, with what stands around it.
+//! The work of a matmul on the CPU, with its prologue and epilogue.
 
 use deuteron_codegen::cpu::count::{Counter, with_epilogue};
 use deuteron_codegen::cpu::program::TileProgram;
@@ -23,7 +23,7 @@ pub fn work(kernel: &Matmul<TileProgram>, launch: &MatmulLaunch) -> Work {
         let rows = shape.m * shape.batches();
         let args = SideBindings::new(kernel, launch, Role::Epilogue).arguments(&epilogue.body);
         if epilogue.body.needs_whole_rows() {
-            // Sums that wait for the rest of their row are copied. Strips of rows share what follows: of few rows, one worker does it.
+            // Accumulators that wait for the rest of their row are copied. Strips of rows share the epilogue: with few rows, one worker runs it.
             work.add(Class::Move, 2.0 * (rows * epilogue.body.cols.div_ceil(LANES)) as f64);
             let (least, strips) = (STRIP_ROWS.0, rows.div_ceil(STRIP_ROWS.0).max(1));
             let shared = Work {

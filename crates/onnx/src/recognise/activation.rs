@@ -1,4 +1,4 @@
-//! GELU and SiLU written as their parts, and their gated forms.
+//! Recognises decomposed GELU and SiLU, and their gated forms.
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 

@@ -1,4 +1,4 @@
-//! Attention written as its parts: scores, scale, mask, softmax, product.
+//! Recognises decomposed attention: scores, scale, mask, softmax, product.
 
 use deuteron_graph::{BinaryOp, CompareOp, Composite, Mask, Shape};
 

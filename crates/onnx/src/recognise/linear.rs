@@ -1,4 +1,4 @@
-//! Products with a weight, and the bias added to them.
+//! Recognises linear layers: a matmul with a weight, and its bias.
 
 use deuteron_graph::{BinaryOp, Composite};
 

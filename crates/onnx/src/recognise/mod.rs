@@ -1,7 +1,7 @@
-//! Composites found by dataflow, largest first.
+//! Recognises composites by dataflow, largest first.
 //!
-//! Each pass walks from the outputs up, so that a norm with its weights is seen before the norm without. A pattern's
-//! interior values must have no other reader; what fails after the pattern's signature was seen is a near miss, told once.
+//! Each pass visits nodes from the outputs, so that a norm with its weights is found before the norm without. A pattern's
+//! interior values must have no other reader; a failure after the pattern's signature was found is reported once as a near miss.
 
 mod activation;
 mod attention;
@@ -17,7 +17,7 @@ use crate::imported::NearMiss;
 use crate::ir::{Id, Ir, Kind, Reduction};
 use crate::limits::PATTERN_DEPTH;
 
-/// What was found.
+/// The result.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub composites: Vec<FoundComposite>,
@@ -56,7 +56,7 @@ type Pattern = fn(&mut Search, Id) -> Result<Match, Miss>;
 #[derive(Debug)]
 struct Match {
     what: &'static str,
-    /// The node at the heart of the pattern: of several patterns around one heart, the first that fails is told.
+    /// The central node of the pattern: of several patterns around one node, the first failure is reported.
     heart: Id,
     kind: Kind,
     operands: Vec<Id>,
@@ -181,7 +181,7 @@ impl<'i> Search<'i> {
             let operations = self.operations.get(&id).copied().unwrap_or(1);
             composites.push(FoundComposite { id, what, at: self.ir.name(id).to_string(), operations });
         }
-        // Found from the outputs up; told from the inputs down.
+        // Found from the outputs; reported from the inputs.
         let mut near_misses = self.near_misses;
         near_misses.reverse();
         Found { composites, near_misses }

@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm written as their parts.
+//! Recognises decomposed layer norm and RMS norm.
 
 use deuteron_graph::{BinaryOp, Composite, Shape, UnaryOp};
 

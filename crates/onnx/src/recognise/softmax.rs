@@ -1,4 +1,4 @@
-//! Softmax written as exponentials over their sum.
+//! Recognises softmax written as exponentials over their sum.
 
 use deuteron_graph::{BinaryOp, UnaryOp};
 

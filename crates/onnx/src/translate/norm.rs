@@ -161,7 +161,7 @@ impl<'a> Translator<'a, '_> {
         Ok(results)
     }
 
-    /// A weight of a norm as one value a column; a missing one is the same value everywhere.
+    /// A weight of a norm as one value per column; a missing one is the same value everywhere.
     pub(super) fn per_column(&mut self, weight: Option<Id>, cols: usize, like: Id, value: f64) -> Result<Id, Problem> {
         let shape = Shape::from([cols]);
         match weight {

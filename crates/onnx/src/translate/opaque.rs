@@ -1,4 +1,4 @@
-//! Operators that are only described: their shapes and cost.
+//! Opaque operators: their shapes and cost.
 
 use deuteron_graph::Shape;
 

@@ -1,4 +1,4 @@
-//! Names and what they stand for: graphs, branches that are taken, functions that are inlined.
+//! Scopes of names: graphs, taken branches, inlined functions.
 
 use std::collections::HashMap;
 use std::rc::Rc;

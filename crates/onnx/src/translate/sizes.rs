@@ -1,4 +1,4 @@
-//! Sizes of inputs: as given, as the file states them, or assumed and said so.
+//! Sizes of inputs: given, stated by the file, or assumed with a note.
 
 use std::collections::{BTreeMap, BTreeSet};
 

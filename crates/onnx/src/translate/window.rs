@@ -168,7 +168,7 @@ impl<'a> Translator<'a, '_> {
         Ok(self.ir.reshape(picked, vec![table.len(), shape[0], shape[1]])?)
     }
 
-    /// Whether so many patches are written out.
+    /// Whether this many patches are written out.
     fn fits(&self, x: Id, window: &Window) -> bool {
         let each = self.ir.shape(x)[0].saturating_mul(self.ir.shape(x)[1]);
         let patches = each.saturating_mul(window.places()).saturating_mul(window.offsets());

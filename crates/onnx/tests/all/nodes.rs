@@ -17,7 +17,7 @@ const ABSOLUTE: f64 = 1e-7;
 /// Bounds are for our kernels; the package computes its results in their dtype, which may be as far off again.
 const RUNTIME: f64 = 2.0;
 
-/// Of the tests whose types are ours, so many have to run and be right.
+/// Of the tests whose types are ours, this many have to run and be right.
 const SHARE: f64 = 0.85;
 
 /// Tests that the package has.

@@ -1,4 +1,4 @@
-//! Atoms for a reader.
+//! Descriptions of atoms for reports.
 
 use crate::kind::GroupKind;
 use crate::plan::Plan;
@@ -22,7 +22,7 @@ pub struct AtomSheet {
     pub before: usize,
     /// its kernel in the chosen plan
     pub after: usize,
-    /// flops a byte on its own
+    /// flops per byte on its own
     pub intensity: f64,
 }
 

@@ -23,61 +23,61 @@ named! {
     /// What kind of fusion.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub enum FusionKind {
-        /// a maker and a reader
+        /// a producer and a consumer
         Pair = "pair",
-        /// several kernels that one template holds, or all that the chosen plan put together
+        /// several kernels covered by one template, or fused by the chosen plan
         Template = "template",
         /// a split or a transpose and its reader
         View = "view",
     }
 }
 
-/// One fusion, standing for all its equals.
+/// One fusion, which stands for all equal ones.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fusion {
     /// what kind
     pub kind: FusionKind,
     /// names of the kernels that would become one, in order
     pub ops: Vec<String>,
-    /// atoms of the first of the equals
+    /// atoms of the first of the equal fusions
     pub atoms: Vec<usize>,
-    /// how many equals there are
+    /// number of equal fusions
     pub count: usize,
     /// the score sheet
     pub score: Score,
-    /// why the plan keeps them apart; `None` where it does not
+    /// why the plan keeps them apart; `None` if it fuses them
     pub reason: Option<Reason>,
-    /// what the kernel is made of, where it is legal
+    /// the structure of the kernel, if it is legal
     pub structure: Option<Structure>,
     /// whether the chosen plan has it
     pub chosen: bool,
     /// whether some plan has it: the user can force it
     pub forceable: bool,
-    /// the kernel that holds them, where they are none by themselves
+    /// the kernel that contains them, if they are not a kernel by themselves
     pub within: Option<Within>,
     /// whether code for it can be generated here
     pub realizable: bool,
-    /// what the kernels cost apart, each
+    /// the cost of each separate kernel
     pub apart: Vec<Cost>,
-    /// what one kernel of exactly these costs, where there is one
+    /// the cost of one kernel of exactly these, if there is one
     pub together: Option<Cost>,
-    /// what a kernel that owned whole rows would cost, where that is why there is none
+    /// the estimated time of a kernel whose blocks compute whole rows, if that is the reason for the refusal
     pub whole_rows: Option<Seconds>,
     /// bytes of one kernel
     pub bytes_together: Bytes,
     /// primitives of one kernel
     pub primitives: usize,
-    /// time of the best plan without it less that of the best plan with it, one of the `count` at a time: below 0 where the plan
-    /// keeps them apart, unless the user made it. `None` where no plan has it, or the search is too large to be repeated.
+    /// time of the best plan without it minus that of the best plan with it, for one of the `count`: negative if the plan
+    /// keeps them apart, unless the user forced that. `None` if no plan has it, or the search is too large to be repeated.
     pub worth: Option<Seconds>,
-    /// where it is a whole kernel of the chosen plan, what that saves over the kernels it replaces
+    /// if it is a whole kernel of the chosen plan, its saving over the kernels it replaces
     pub gain: Option<Seconds>,
 }
 
-/// A larger kernel that holds a fusion.
+/// A larger kernel that contains a fusion.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Within {
-    /// what it is made of, in order
+    /// its operations, in order
     pub ops: Vec<String>,
     /// why a kernel needs the others too
     pub alone: Reason,
@@ -117,7 +117,7 @@ pub(super) fn fusions(
     finder.found
 }
 
-/// Kernels of the unfused plan of which one reads what the other makes.
+/// Kernels of the unfused plan, one of which reads a result of the other.
 fn pairs(solver: &Solver, before: &[usize]) -> Vec<[usize; 2]> {
     let mut pairs: BTreeSet<[usize; 2]> = BTreeSet::new();
     for (atom, producers) in solver.problem.producers.iter().enumerate() {
@@ -140,7 +140,7 @@ fn templates(solver: &Solver, after: &[usize]) -> Vec<Vec<Atom>> {
     sets.into_iter().collect()
 }
 
-/// What the search says of a fusion.
+/// What the search found about a fusion.
 struct Decision {
     reason: Option<Reason>,
     worth: Option<Seconds>,
@@ -154,9 +154,9 @@ struct Finder<'s, 'a, 'q> {
     after: &'q [usize],
     /// atoms of each kernel of the chosen plan
     sizes: &'q [usize],
-    /// what each kernel of the chosen plan saves
+    /// the saving of each kernel of the chosen plan
     gains: &'q [Seconds],
-    /// Fusions that look the same to a reader, and where the first of them is.
+    /// Fusions with the same description, and the position of the first.
     known: HashMap<String, usize>,
     found: Vec<Fusion>,
 }
@@ -252,7 +252,7 @@ impl Finder<'_, '_, '_> {
         }
     }
 
-    /// The kernel that would hold a set: itself, its kernel in the chosen plan, or the smallest that can be made of it and others.
+    /// The kernel that would contain a set: the set itself, its kernel in the chosen plan, or the smallest legal kernel that includes it.
     fn holder(&self, set: &[Atom], chosen: bool, priced: &Result<Price, Reason>) -> Option<Vec<Atom>> {
         match (priced, chosen) {
             (Ok(_), _) => Some(set.to_vec()),
@@ -265,8 +265,8 @@ impl Finder<'_, '_, '_> {
         }
     }
 
-    /// Why a set is apart, what it is worth, and whether a plan can have it. One search answers all three, the one that `--force` and
-    /// `--forbid` make.
+    /// Why a set is not fused, the gain of fusing it, and whether a plan can fuse it. One search answers all three: the one that `--force` and
+    /// `--forbid` run.
     fn decision(&mut self, set: &[Atom], chosen: bool, priced: &Result<Price, Reason>, apart: &[Cost]) -> Decision {
         let pinned = self.solver.restriction().clone();
         let forbidden = pinned.forbids(set);
@@ -295,7 +295,7 @@ impl Finder<'_, '_, '_> {
         Decision { reason: Some(reason), worth, forceable: extra.is_some() && forbidden.is_empty() }
     }
 
-    /// The same where searching again takes too long: by the times of these kernels alone.
+    /// The same where another search would take too long: by the times of these kernels only.
     fn decision_by_itself(&self, chosen: bool, held: bool, priced: &Result<Price, Reason>, apart: &[Cost]) -> Decision {
         let separate: f64 = apart.iter().map(|cost| cost.total.0).sum();
         let reason = match priced {
@@ -314,7 +314,7 @@ impl Finder<'_, '_, '_> {
         self.question.realizable.is_some_and(|catalog| catalog.offers(&draft))
     }
 
-    /// What a refused fusion would cost if one block owned whole rows: the one refusal that is a matter of price.
+    /// The cost of a refused fusion if one block computed whole rows: the only refusal that depends on cost.
     fn whole_rows(&self, set: &[Atom], nodes: &[NodeId], reason: &Reason) -> Option<Cost> {
         let Reason::WholeRows { .. } = reason else { return None };
         let graph = self.solver.problem.rules.graph;
@@ -325,7 +325,7 @@ impl Finder<'_, '_, '_> {
         Some(self.solver.problem.cost_as(set, nodes, &Structure::Chain(chain)))
     }
 
-    /// A part of a call by what it does.
+    /// The name of a part of a call.
     fn part_name(&self, atom: Atom) -> String {
         let graph = self.solver.problem.rules.graph;
         let node = graph.node(self.solver.problem.atoms[atom][0]);
@@ -355,7 +355,7 @@ impl Finder<'_, '_, '_> {
         names
     }
 
-    /// Slices and transposes that their readers follow by strides: no kernel, no copy.
+    /// Slices and transposes that their readers access by strides, without a kernel or a copy.
     fn views(&mut self) {
         let (graph, placement) = (self.solver.problem.rules.graph, self.solver.problem.rules.placement);
         // (reading call, views)
@@ -436,7 +436,7 @@ impl Finder<'_, '_, '_> {
         });
     }
 
-    /// A copy kernel that nobody needs to launch.
+    /// A copy kernel that need not be launched.
     fn copy_cost(&self, bytes: Bytes) -> Cost {
         let machine = self.question.target.machine;
         let memory = bytes / machine.gbps(Quantity::DramGbps);

@@ -1,4 +1,4 @@
-//! What is asked of an assessment.
+//! The inputs of an assessment.
 
 use deuteron_graph::Graph;
 
@@ -16,7 +16,7 @@ pub struct Question<'a> {
     pub baseline: &'a Graph,
     /// machine and code generation the chosen plan is for
     pub target: Target<'a>,
-    /// what can be generated here; `None` if nothing can be for this machine
+    /// what can be generated here; `None` if nothing can be generated for this machine
     pub realizable: Option<&'a dyn Catalog>,
     /// fusions forced and forbidden
     pub pins: &'a [Pin],

@@ -1,9 +1,9 @@
 //! Time on a CPU: the tile machine's instructions, and memory by the level of cache that holds a kernel's data.
 //!
-//! Instructions are counted by class ([`Work`]) and priced a vector each; the number of threads and the last piece of
-//! work say how much of it runs side by side. Bytes are priced by where they lie: what an earlier kernel made is as far
-//! away as this kernel's own bytes are many; the inputs and outputs of the graph as far as all of them together, because
-//! that is what a caller's loop goes through before it comes back to them.
+//! Instructions are counted by class ([`Work`]) and priced per vector; the number of threads and the last piece of
+//! work determine how much runs in parallel. Bytes are priced by the cache level that holds them. The distance of an intermediate
+//! is the number of bytes that this kernel touches; that of the graph's inputs and outputs is the sum of all of them, because
+//! a caller's loop touches all of them before it returns to the first.
 
 use deuteron_graph::Op;
 
@@ -48,7 +48,7 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
         phase = work.next.as_deref();
         correction = machine.correction(GroupKind::Matmul) / machine.correction(draft.structure.kind());
     }
-    // One thread alone moves its share of the bytes a second; of several phases, each moves as much as it computes.
+    // One thread alone moves its share of the bytes per second; of several phases, each moves as much as it computes.
     let all: f64 = shares.iter().map(|&(_, seconds)| seconds).sum();
     let first = busy_share(work, processors);
     let others: f64 = shares.iter().map(|&(busy, seconds)| (busy - first) * seconds / all.max(f64::MIN_POSITIVE)).sum();
@@ -104,15 +104,15 @@ fn quantity(class: Class) -> Quantity {
     }
 }
 
-/// A byte that is written takes as long as this many that are read: a store that misses reads the line first, and the
+/// The cost of a written byte relative to a read one: a store that misses reads the line first, and the
 /// line is written back later. Fitted on one core of a Xeon, 2026-11-15: 1.49.
 const WRITTEN: f64 = 1.5;
 
-/// The same for both sides of a strided copy, which takes one element of each line it touches and finds the others there at
-/// best. Fitted to transposes of 0.6 to 6 MB on the same core.
+/// The same for both sides of a strided copy, which reads one element of each line it touches and at best finds the others
+/// in the cache later. Fitted to transposes of 0.6 to 6 MB on the same core.
 const STRIDED: f64 = 2.0;
 
-/// The same for a table that is written 64 columns at a time, past what prefetchers follow. Fitted to tables of 3 MB
+/// The same for a table that is written 64 columns at a time, a pattern that prefetchers do not follow. Fitted to tables of 3 MB
 /// and 200 MB on the same core.
 const SCATTERED: f64 = 2.5;
 
@@ -144,7 +144,7 @@ fn memory(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, reads
     })
 }
 
-/// Bytes of the graph's inputs and outputs; of what is beyond several times the last-level cache, no more than that.
+/// Bytes of the graph's inputs and outputs, capped at several times the last-level cache.
 fn resident(draft: &Draft, machine: &Machine) -> f64 {
     let graph = draft.graph;
     let cache = machine.megabytes(Quantity::CacheMb).0 as usize;
@@ -173,7 +173,7 @@ fn resident(draft: &Draft, machine: &Machine) -> f64 {
     sum
 }
 
-/// Seconds for a byte that lies as far away as `touched` bytes reach. Between two levels the cost changes smoothly:
+/// Seconds per byte when `touched` bytes are accessed between two uses. Between two cache levels the cost changes smoothly:
 /// caches keep part of what is a little too large for them.
 fn seconds_a_byte(machine: &Machine, touched: f64) -> f64 {
     let beyond = |size: Quantity| {

@@ -22,7 +22,7 @@ const TILE_BLOCK: f64 = 384.0;
 /// Rows of queries that a block of attention owns.
 const QUERY_TILE: usize = 128;
 
-/// The share of the matrix rate that a projection reaches in the launch of its attention, whose softmax goes on beside it. Fitted to
+/// The share of the matrix rate that a projection reaches in the launch of its attention, whose softmax runs concurrently. Fitted to
 /// `h200-launches-peers.csv`.
 const PROJECTION_SHARE: f64 = 0.67;
 
@@ -46,7 +46,7 @@ pub(super) fn parts(draft: &Draft, machine: &Machine, work: &Work, traffic: Traf
     }
 }
 
-/// Registers of a row kernel before it is compiled: rows that wait for a reduction live in registers.
+/// Estimated registers of a row kernel: values that are alive across a reduction are in registers.
 pub(crate) fn row_registers(draft: &Draft, live_rows: usize) -> u32 {
     let cols = draft.nodes.iter().map(|&id| node_space(draft.graph, id).cols).max().unwrap_or(1);
     let reduces = draft.nodes.iter().any(|&id| matches!(draft.graph.node(id).op, Op::RowReduce(_)));
@@ -90,7 +90,7 @@ fn row(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: 
     }
 }
 
-/// The share of full memory speed that so many threads reach: too few loads are in flight below a certain occupancy.
+/// The share of full memory bandwidth at this number of threads: below a certain occupancy too few loads are in flight.
 fn memory_speed(machine: &Machine, resources: &Resources, block: f64, blocks: f64) -> f64 {
     let places = machine.get(Quantity::Processors) * machine.get(Quantity::Threads);
     let resident = (blocks * block).min(resources.occupancy * places);
@@ -113,14 +113,14 @@ fn resources(machine: &Machine, registers: u32, shared: Bytes, block: f64, block
     Resources { registers, shared, occupancy, waves, wave_efficiency: blocks / (waves.ceil().max(1.0) * places) }
 }
 
-/// What a product whose rows a cluster holds waits for, in barriers over all blocks: the exchange of parts of rows, and work on them that no
-/// product hides.
+/// The waits of a matmul with a norm over a cluster, in barriers over all blocks: the exchange of partial rows, and row work that no
+/// matmul work hides.
 const EXCHANGE: f64 = 3.0;
 
-/// What a product waits for whose launch makes the rows of its left operand, in barriers over all blocks: the first tiles wait for theirs.
+/// The waits of a matmul whose launch computes the rows of its left operand, in barriers over all blocks: the first tiles wait for their rows.
 const MAKING: f64 = 2.0;
 
-/// One product of a batch as the kernel runs it.
+/// One matmul of a batch as the kernel runs it.
 struct Product {
     m: usize,
     n: usize,
@@ -250,7 +250,7 @@ impl Tile {
         self.count(product) * (self.rows * self.cols) as f64 * 2.0 * product.k as f64
     }
 
-    /// Share of the multiprocessors at work over all waves; above zero, as a matmul without elements takes no time and not an
+    /// Share of busy multiprocessors over all waves; above zero, so that a matmul without elements takes no time instead of an
     /// undefined one.
     fn efficiency(&self, machine: &Machine, product: &Product) -> f64 {
         let waves = self.count(product) / machine.get(Quantity::Processors);
@@ -266,12 +266,12 @@ impl Tile {
     }
 }
 
-/// A block that owns whole rows: its accumulators leave room for few rows, so every weight is loaded for each of them.
+/// A block that computes whole rows: its accumulators leave room for few rows, so every weight is loaded again for each few.
 fn whole_row_tile(product: &Product) -> Tile {
     Tile { rows: 16, cols: product.n.max(1).next_multiple_of(64), share: 0.3 }
 }
 
-/// The tile that is done first: large tiles reach the peak, small ones fill the machine.
+/// The tile size with the shortest time: large tiles reach the peak, small ones fill the machine.
 fn best_tile(machine: &Machine, product: &Product) -> Tile {
     let (rows, cols) = (machine.count(Quantity::TileRows), machine.count(Quantity::TileCols));
     let tiles = [(rows, cols, 1.0), (128, 128, 0.9), (64, 128, 0.75), (64, 64, 0.55), (32, 64, 0.35)];
@@ -322,8 +322,8 @@ const SCORES_BLOCK: f64 = 128.0;
 const SCORES_REGISTERS: u32 = 128;
 const SCORES_SHARED: Bytes = Bytes(36 << 10);
 
-/// Probabilities that are stored: keys are gone over twice, with a product and an exponential each time, and the result is written
-/// once. Scores of f32 wait in the result instead of being computed again: it is written, read and written.
+/// Stored probabilities: two passes over the keys, each with a matmul and an exponential, and the result is written
+/// once. f32 scores are stored in the result instead of being recomputed: it is written, read and written again.
 fn scores(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cached: Bytes, chain: &Chain) -> Parts {
     let halved = if is_causal(draft, chain) { 0.5 } else { 1.0 };
     let waits = work.matrix_bits > 16;

@@ -1,4 +1,4 @@
-//! What a group costs: bytes, work, and the time a machine takes for them. Every term is kept.
+//! The cost of a group: bytes, work, and predicted time. Every term is kept for reports.
 
 mod cpu;
 mod gpu;
@@ -27,7 +27,7 @@ pub fn cost(draft: &Draft, machine: &Machine, catalog: &dyn Catalog) -> Cost {
     parts.into_cost(machine, machine.correction(draft.structure.kind()), &work, traffic, cached)
 }
 
-/// Bytes read of intermediates small enough to be in the cache still. Inputs and weights come from main memory.
+/// Bytes read from intermediates that are small enough to be still in the cache. Inputs and weights come from main memory.
 fn cached(draft: &Draft, machine: &Machine, reads: &[ReadValue]) -> Bytes {
     let room = machine.megabytes(Quantity::CacheMb);
     let is_made = |value: &&ReadValue| {

@@ -8,7 +8,7 @@ use crate::units::{Bytes, Seconds};
 use crate::work::Work;
 
 named! {
-    /// What limits a kernel.
+    /// The bottleneck of a kernel.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub enum Bound {
         /// starting it
@@ -27,20 +27,20 @@ named! {
 /// Threads, registers and waves of a kernel on a GPU; ones and zeros on a CPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Resources {
-    /// registers a thread
+    /// registers per thread
     pub registers: u32,
-    /// shared memory a block
+    /// shared memory per block
     pub shared: Bytes,
     /// share of the threads a multiprocessor can hold
     pub occupancy: f64,
-    /// blocks over places for blocks
+    /// blocks divided by resident block slots
     pub waves: f64,
-    /// share of the places of all waves that are filled
+    /// share of the slots of all waves that are filled
     pub wave_efficiency: f64,
 }
 
 impl Resources {
-    /// Of a kernel for which none of this counts.
+    /// For a kernel where none of this applies.
     pub(crate) const NONE: Resources =
         Resources { registers: 0, shared: Bytes(0), occupancy: 1.0, waves: 1.0, wave_efficiency: 1.0 };
 }
@@ -50,7 +50,7 @@ impl Resources {
 pub struct Cost {
     /// unique bytes in and out
     pub traffic: Traffic,
-    /// of the bytes read, those that an earlier kernel left in the last-level cache
+    /// the part of the bytes read that an earlier kernel left in the last-level cache
     pub cached: Bytes,
     /// bytes read again, served by the last-level cache
     pub reread: Bytes,
@@ -70,12 +70,12 @@ pub struct Cost {
     pub matrix: Seconds,
     /// vector units
     pub vector: Seconds,
-    /// all of it: `launch + max(memory + cache, compute) + exposed * min`; of a kernel whose family states its time, that time, or
-    /// `launch + memory` where it is longer. What that time has beyond the launch is in `matrix` then, with the cache's part.
+    /// the total: `launch + max(memory + cache, compute) + exposed * min`; for a kernel whose family states its time, that time, or
+    /// `launch + memory` if that is longer. `matrix` then holds all of it beyond the launch, including the cache's part.
     pub total: Seconds,
     /// what limits it
     pub bound: Bound,
-    /// why a search does not take it
+    /// why a search does not choose it
     pub drawback: Option<&'static str>,
 }
 
@@ -86,7 +86,7 @@ impl Cost {
     }
 }
 
-/// Times of the parts, from which the whole is put together.
+/// Times of the parts, from which the total is computed.
 pub(crate) struct Parts {
     pub reread: Bytes,
     pub resources: Resources,
@@ -95,7 +95,7 @@ pub(crate) struct Parts {
     pub cache: Seconds,
     pub matrix: Seconds,
     pub vector: Seconds,
-    /// how matrix and vector work go together: 1 one after the other, 0 side by side
+    /// overlap of matrix and vector work: 1 sequential, 0 concurrent
     pub serial: f64,
 }
 

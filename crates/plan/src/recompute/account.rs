@@ -1,11 +1,11 @@
-//! What a choice costs.
+//! The cost of a choice.
 
 use deuteron_graph::NodeId;
 
 use super::boundary::{Boundary, Reads, WholeRead};
 use crate::units::Bytes;
 
-/// What passes from forward to backward.
+/// Bytes between forward and backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Passed {
     /// alive between the two: computed values that backward reads and that are not handed out
@@ -15,7 +15,7 @@ pub struct Passed {
     pub traffic: Bytes,
 }
 
-/// What passes if these values are made again, and the buffers that are kept.
+/// The bytes if these values are recomputed, and the kept buffers.
 pub(super) fn account(boundary: &Boundary, is_again: &[bool]) -> (Passed, Vec<(NodeId, Bytes)>) {
     let nearby = nearby(boundary);
     let mut reads = boundary.reads.clone();

@@ -1,21 +1,21 @@
-//! What backward reads of forward, in buffers and kernels.
+//! Forward values that backward reads, in terms of buffers and kernels.
 //!
 //! Views are followed to the buffer they look into. Kernels come in *waves*: a row kernel of one wave may hold every
 //! row op of it; what is complete only after its kernel (a product, a sum over rows) is read in a later wave.
 
 use deuteron_graph::{Graph, NodeId, Op};
 
-/// Where one value is read in backward.
+/// The readers of one value in backward.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Reads {
-    /// Waves of row kernels, each of which reads it once, or could make it for itself. Those in which forward has the
-    /// value at hand are left out: nothing passes there.
+    /// Waves of row kernels, each of which reads it once or could recompute it. Those in which forward has the
+    /// value in registers are left out: nothing is stored there.
     pub rows: Vec<u32>,
-    /// Kernels that must find it in memory.
+    /// Kernels that must read it from memory.
     pub whole: Vec<WholeRead>,
 }
 
-/// A read of a product, a scatter or a copy.
+/// A read by a matmul, a scatter or a copy.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WholeRead {
     pub wave: u32,
@@ -26,12 +26,12 @@ pub(super) struct WholeRead {
 pub(super) struct Boundary<'a> {
     pub graph: &'a Graph,
     pub first_backward: usize,
-    /// Whether forward writes the value to memory, were there no backward.
+    /// Whether forward would write the value to memory without backward.
     pub stored: Vec<bool>,
     pub is_output: Vec<bool>,
     /// For each forward node that has a buffer, what backward reads of it.
     pub reads: Vec<Reads>,
-    /// For each node, the one whose buffer it looks into.
+    /// For each node, the one that owns its buffer.
     roots: Vec<NodeId>,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Boundary<'a> {
         self.root(id) != id
     }
 
-    /// Whether every reader makes the value for itself: an index pattern that is not stored.
+    /// Whether every reader recomputes the value: an index pattern that is not stored.
     pub fn is_free(&self, id: NodeId) -> bool {
         is_pattern(self.op(id)) && !self.stored.get(id.index()).is_some_and(|&stored| stored)
     }
@@ -78,7 +78,7 @@ impl<'a> Boundary<'a> {
         matches!(self.op(id), Op::Input { .. })
     }
 
-    /// Whether a row kernel makes the value, one row after the other.
+    /// Whether a row kernel computes the value row by row.
     pub fn is_row_op(&self, id: NodeId) -> bool {
         match self.op(id) {
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast(_) | Op::RowReduce(_) => true,
@@ -99,7 +99,7 @@ impl<'a> Boundary<'a> {
         })
     }
 
-    /// Whether an operand may be made in the reader's own kernel.
+    /// Whether an operand may be computed in the reader's kernel.
     fn takes_rows(&self, reader: NodeId, position: usize) -> bool {
         match self.op(reader) {
             // Of a table any row may be asked for.
@@ -140,7 +140,7 @@ impl<'a> Boundary<'a> {
         made
     }
 
-    /// Whether the value is complete only after its kernel: row ops alone share one with their readers.
+    /// Whether the value is complete only after its kernel: only row ops share a kernel with their readers.
     pub fn ends_wave(&self, id: NodeId) -> bool {
         !self.is_row_op(id) && !self.is_input(id)
     }

@@ -1,11 +1,11 @@
-//! Which values may be made again, and the cut that says which are.
+//! Candidates for recomputation, and the cut that selects them.
 
 use deuteron_graph::{NodeId, Op};
 
 use super::boundary::{Boundary, Reads};
 use crate::min_cut::{Network, UNLIMITED};
 
-/// What making values again is to save.
+/// The goal of recomputation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Saving {
     /// Bytes that kernels move.
@@ -15,14 +15,14 @@ pub enum Saving {
     Memory,
 }
 
-/// The values that may be made again, and who would read what.
+/// The candidates, and their readers.
 pub(super) struct Candidates<'a> {
     boundary: &'a Boundary<'a>,
     saving: Saving,
     /// For each forward value, the waves in whose row kernels it is read, or could be, were readers made again there.
-    /// To memory all of backward is one.
+    /// For the goal of memory, all of backward is one wave.
     waves: Vec<Vec<u32>>,
-    /// Those that have exactly one wave, and nothing against them.
+    /// Values with exactly one wave and no other obstacle.
     pub is_candidate: Vec<bool>,
 }
 
@@ -49,14 +49,14 @@ impl<'a> Candidates<'a> {
         candidates
     }
 
-    /// What the copy of a value needs to be there. Tables that are gathered from are inputs; see `table_cost`.
+    /// The operands that the copy of a value needs. Tables that are gathered from are inputs; see `table_cost`.
     fn row_operands(&self, id: NodeId) -> Vec<NodeId> {
         let is_table = |root: NodeId, whole: Option<u64>| whole.is_some() && self.boundary.is_input(root);
         let operands = self.boundary.operands(id).filter(|&(root, whole)| !is_table(root, whole));
         operands.map(|(root, _)| root).filter(|&root| !self.boundary.is_free(root)).collect()
     }
 
-    /// What the copy of a value reads of a table.
+    /// Bytes that the copy of a value reads from a table.
     fn table_cost(&self, id: NodeId) -> u128 {
         match self.saving {
             Saving::Traffic => self.boundary.operands(id).filter_map(|(_, whole)| whole.map(u128::from)).sum(),
@@ -107,7 +107,7 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// For each forward value: is it made again?
+    /// For each forward value, whether it is recomputed.
     ///
     /// A value has a node for each wave that reads it, one for its buffer, and, if it is a candidate, one to be made;
     /// for others that one is the source. A node on the side of the sink is needed: `wave` needs `buffer`, and both
@@ -155,7 +155,7 @@ impl<'a> Candidates<'a> {
     }
 }
 
-/// Views and patterns: they are made by reading.
+/// Views and patterns, which readers compute themselves.
 fn is_layout(op: &Op) -> bool {
     matches!(op, Op::View(_) | Op::StopGradient | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. })
 }

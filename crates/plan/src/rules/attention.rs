@@ -11,7 +11,7 @@ use crate::rules::gradient::{Ending, gradient_link};
 use crate::rules::rows::Rules;
 use crate::space::Space;
 
-/// What stands after attention in its group.
+/// The operations after attention in its group.
 struct Following {
     /// copies of its output
     copies: Vec<NodeId>,
@@ -28,7 +28,7 @@ impl<'a> Rules<'a> {
         calls.into_iter().find(|call| is_attention(call))
     }
 
-    /// The link of nodes that are those of one call that stores its probabilities, all of them and no others. Parts of such a
+    /// The link if the nodes are exactly those of one call that stores its probabilities. Parts of such a
     /// call are a matmul and row work like any other.
     pub(super) fn whole_scores_call(&self, nodes: &[NodeId]) -> Option<AttentionLink> {
         let call = &self.graph.calls()[self.graph.node(nodes[0]).call.index()];
@@ -38,7 +38,7 @@ impl<'a> Rules<'a> {
         if is_whole { AttentionLink::of(call, Vec::new()) } else { None }
     }
 
-    /// Attention needs its whole call; what follows it may be its output in another order, a projection, and row work.
+    /// Attention needs its whole call; after it there may be a transpose of its output, a projection, and row work.
     pub(super) fn attention_chain(
         &self,
         nodes: &[NodeId],
@@ -70,7 +70,7 @@ impl<'a> Rules<'a> {
         self.followed_attention(nodes, &rest, call, leaves)
     }
 
-    /// Parts of an attention call that are a kernel on their own: a matmul with the work before or after it.
+    /// Parts of an attention call that form a kernel: a matmul with the work before or after it.
     fn half_of_attention(&self, nodes: &[NodeId], leaves: &dyn Fn(NodeId) -> bool) -> Result<Chain, Reason> {
         let is_matmul = |id: &NodeId| matches!(self.graph.node(*id).op, Op::Matmul { .. });
         let (matmuls, rows): (Vec<NodeId>, Vec<NodeId>) = nodes.iter().partition(|id| is_matmul(id));
@@ -81,8 +81,8 @@ impl<'a> Rules<'a> {
         self.chain_around(prologue, matmuls, epilogue)
     }
 
-    /// A whole gradient call, before it the scores that are computed again for it, and after it what its gradients become: the same in
-    /// another shape, or sums over heads that share keys.
+    /// A whole gradient call, preceded by the scores that are recomputed for it and followed by what becomes of its gradients: a reshape, or
+    /// sums over heads that share keys.
     fn attention_gradient(
         &self,
         nodes: &[NodeId],
@@ -104,7 +104,7 @@ impl<'a> Rules<'a> {
         Ok(Chain::of(Link::AttentionGradient(link)))
     }
 
-    /// A whole attention call and what follows it.
+    /// A whole attention call and the operations after it.
     fn followed_attention(
         &self,
         nodes: &[NodeId],
@@ -129,7 +129,7 @@ impl<'a> Rules<'a> {
         Ok(Chain { prologue: Side::NONE, links, epilogue: Side { nodes: rows, reach, crossing } })
     }
 
-    /// Sorts the nodes after attention by what they are to it.
+    /// Classifies the nodes after attention.
     fn following(&self, nodes: &[NodeId], rest: &[NodeId], output: NodeId) -> Result<Following, Reason> {
         let mut following = Following { copies: Vec::new(), projection: None, rows: Vec::new() };
         for &id in rest {
@@ -157,7 +157,7 @@ impl<'a> Rules<'a> {
         Ok(following)
     }
 
-    /// Whether a matmul is of rows that are heads of the output side by side, some or all of them, and a weight.
+    /// Whether a matmul multiplies a weight by rows made of heads of the output side by side, some or all of them.
     fn is_projection(&self, nodes: &[NodeId], matmul: NodeId, output: NodeId) -> bool {
         let (node, shape) = (self.graph.node(matmul), &self.graph.node(output).shape);
         let is_inside = |input: usize| {
@@ -170,7 +170,7 @@ impl<'a> Rules<'a> {
             && !is_inside(1)
     }
 
-    /// Row work follows the rows of tokens that attention or its projection gives: heads side by side, some or all of them.
+    /// Row work on the token rows of attention or its projection: heads side by side, some or all of them.
     fn check_following_rows(
         &self,
         nodes: &[NodeId],

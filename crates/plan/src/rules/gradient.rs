@@ -1,7 +1,7 @@
 //! The operands of a gradient of attention, and what its gradients become in the same kernel.
 //!
-//! The operands are known if the group is exactly what [`differentiate`] makes of an attention call, the scores included: it reads operands
-//! and the gradient of the result, and stores the gradients of queries, keys and values. What that is is not written down here: an
+//! The operands are known if the group is exactly the result of [`differentiate`] for an attention call, including the scores: it reads operands
+//! and the gradient of the result, and stores the gradients of queries, keys and values. The pattern is not written down here: an
 //! attention call of the same sizes is differentiated and compared with the group, node by node.
 
 use std::collections::{HashMap, HashSet};
@@ -98,7 +98,7 @@ fn copied(graph: &Graph, placement: &Placement, copy: NodeId) -> Option<(NodeId,
     Some((placed.base, layout?))
 }
 
-/// What a group reads and stores as the gradient of an attention call, or `None` if it is not exactly that.
+/// The operands and results of a group as the gradient of an attention call, or `None` if it is not exactly that.
 pub(super) fn gradient_link(
     graph: &Graph,
     placement: &Placement,
@@ -141,7 +141,7 @@ pub(super) fn gradient_link(
     Some(AttentionGradientLink { request, result_gradient, gradients, group })
 }
 
-/// The attention that a group may be the gradient of: what is read off its nodes, to be confirmed.
+/// The attention whose gradient a group may be, derived from its nodes, to be confirmed.
 #[derive(Debug, Clone, Copy)]
 struct Guess {
     /// the matmul of queries and keys
@@ -223,7 +223,7 @@ struct Differentiated {
 /// Two graphs that are the same from some nodes up to the inputs of the first.
 #[derive(Default)]
 struct Same {
-    /// what stands in the second graph for an input of the first
+    /// the node of the second graph for an input of the first
     leaves: HashMap<NodeId, NodeId>,
     /// the others, in the second graph
     inside: Vec<NodeId>,

@@ -7,8 +7,8 @@ use crate::chain::Link;
 use crate::rules::rows::Rules;
 
 impl Rules<'_> {
-    /// The link of nodes of a call of a loss that are its first result and all that is made for it, or of a call of its gradient with one of its
-    /// results. What else the call makes is a result that nobody reads. Parts of such a call are matmuls and row work like any other.
+    /// The link if the nodes are the first result of a loss call with everything computed for it, or a call of its gradient with one of its
+    /// results. Other results of the call are unused. Parts of such a call are matmuls and row work like any other.
     pub(super) fn whole_loss_call(&self, nodes: &[NodeId]) -> Option<Link> {
         let call = &self.graph.calls()[self.graph.node(nodes[0]).call.index()];
         if !is_loss(call) {

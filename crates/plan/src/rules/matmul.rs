@@ -1,5 +1,5 @@
-//! Chains of matmuls: one with its prologue and epilogue, several of one left operand, or rows times the matrices that indices
-//! pick.
+//! Chains of matmuls: one with its prologue and epilogue, several with one left operand, or rows multiplied by matrices that indices
+//! select.
 
 use deuteron_graph::{NodeId, Op};
 
@@ -30,8 +30,8 @@ impl Rules<'_> {
         self.chain_around(prologue, matmuls, epilogue)
     }
 
-    /// Matmuls with sides that follow the rules, if there are few enough rows for both; or if blocks that run at once make the rows of a
-    /// prologue for each other, and a cluster of them holds the rows of an epilogue.
+    /// Matmuls with a legal prologue and epilogue, if there are few enough rows for both; or if concurrent blocks compute the rows of a
+    /// prologue for each other, and a cluster holds the rows of an epilogue.
     pub(super) fn chain_around(&self, prologue: Side, matmuls: Vec<NodeId>, epilogue: Side) -> Result<Chain, Reason> {
         let transpose_a = matches!(self.graph.node(matmuls[0]).op, Op::Matmul { transpose_a: true, .. });
         let (_, columns, _, batch) = matmul_size(self.graph, matmuls[0], transpose_a);
@@ -44,7 +44,7 @@ impl Rules<'_> {
         Ok(Chain { prologue, links: vec![Link::Matmul { nodes: matmuls }], epilogue })
     }
 
-    /// What a prologue makes is read by the matmuls alone.
+    /// Checks that only the matmuls read the results of a prologue.
     pub(super) fn check_unread(&self, before: &[NodeId], leaves: &dyn Fn(NodeId) -> bool) -> Result<(), Reason> {
         before.iter().find(|&&id| leaves(id)).map_or(Ok(()), |&value| Err(Reason::ReadElsewhere { value }))
     }
@@ -76,7 +76,7 @@ impl Rules<'_> {
         Ok(Side { nodes, reach, crossing })
     }
 
-    /// Sums over rows beside a matmul, where that can be.
+    /// Sums over rows in an epilogue, where possible.
     fn check_column_sums(&self, side: &[NodeId], can_be: bool) -> Result<(), Reason> {
         let is_sum = |id: &&NodeId| matches!(self.graph.node(**id).op, Op::ColumnSum);
         match side.iter().find(is_sum) {
@@ -108,8 +108,8 @@ impl Rules<'_> {
         (matches!(gather.op, Op::Gather) && one_each).then_some(picked)
     }
 
-    /// A matmul whose right operand is picked from a table, and what follows it. The table and the indices lie in memory, and
-    /// nobody else reads what is picked.
+    /// A matmul whose right operand is gathered from a table, with its epilogue. The table and the indices are in memory, and
+    /// nothing else reads the gathered matrices.
     fn routed_chain(
         &self,
         node: NodeId,
@@ -162,8 +162,8 @@ impl Rules<'_> {
         found
     }
 
-    /// Row nodes before and after the matmuls: what feeds them, and all the rest, which may also read what other kernels
-    /// made. A node on both sides would have to be in two places.
+    /// Row nodes before and after the matmuls: their operands, and all others, which may also read results of other kernels.
+    /// No node can be on both sides.
     pub(super) fn sides(&self, rows: &[NodeId], matmuls: &[NodeId]) -> Result<(Vec<NodeId>, Vec<NodeId>), Reason> {
         let before = self.feeding(rows, matmuls);
         let after: Vec<NodeId> = rows.iter().copied().filter(|id| !before.contains(id)).collect();
@@ -219,7 +219,7 @@ impl Rules<'_> {
         Ok(())
     }
 
-    /// Whole rows beside a matmul are for few rows alone.
+    /// Work on whole rows beside a matmul needs few rows.
     pub(super) fn check_few_rows(&self, matmul: NodeId) -> Result<(), Reason> {
         let transpose_a = matches!(self.graph.node(matmul).op, Op::Matmul { transpose_a: true, .. });
         let (m, n, k, batch) = matmul_size(self.graph, matmul, transpose_a);

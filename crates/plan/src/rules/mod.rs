@@ -1,5 +1,5 @@
-//! Which groups are allowed, what they are made of, and why the others are not. Legality is a function of a set of nodes;
-//! whether a third group stands between is for the search to say, which sees the whole graph.
+//! Which groups are legal, their structure, and why the others are not. Legality is a function of a set of nodes;
+//! whether a third group is in between is decided by the search, which sees the whole graph.
 
 mod attention;
 mod gradient;
@@ -18,8 +18,8 @@ use crate::machine::Quantity;
 use crate::reason::Reason;
 
 impl Rules<'_> {
-    /// What a kernel that makes `nodes` (in order) is made of, or why there is none. `leaves` says whether a value is read
-    /// outside of the group or handed out.
+    /// The structure of a kernel that computes `nodes` (in order), or why there is none. `leaves` says whether a value is read
+    /// outside of the group or is an output.
     pub fn structure(&self, nodes: &[NodeId], leaves: &dyn Fn(NodeId) -> bool) -> Result<Structure, Reason> {
         if let Some(first) = self.first_backward {
             let again = nodes.iter().find(|&&id| is_recomputed(self.graph, id));
@@ -48,7 +48,7 @@ impl Rules<'_> {
         }
     }
 
-    /// Results of one opaque call are one kernel; other kinds than row kernels stand alone.
+    /// Results of one opaque call are one kernel; kinds other than row kernels are not fused.
     fn may_be_several(&self, nodes: &[NodeId], kind: GroupKind) -> bool {
         match kind {
             GroupKind::Row => true,

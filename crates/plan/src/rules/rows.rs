@@ -1,4 +1,4 @@
-//! Row kernels: one space, values read at their own place, and room for all of it.
+//! Row kernels: one space, values read at their own position, within the limits of a kernel.
 
 use deuteron_graph::{Graph, NodeId, Op};
 
@@ -7,7 +7,7 @@ use crate::machine::{Machine, Quantity};
 use crate::reason::Reason;
 use crate::space::{Space, finished_sum, node_space, space_shape};
 
-/// What legality looks at.
+/// The input of legality checks.
 #[derive(Clone, Copy)]
 pub(crate) struct Rules<'a> {
     pub graph: &'a Graph,
@@ -17,7 +17,7 @@ pub(crate) struct Rules<'a> {
     pub first_backward: Option<usize>,
 }
 
-/// A value that one node makes and another reads, both in the group.
+/// A value that is produced and consumed in the group.
 pub(super) struct Edge {
     pub producer: NodeId,
     pub value: NodeId,
@@ -25,7 +25,7 @@ pub(super) struct Edge {
 }
 
 impl Rules<'_> {
-    /// One space, values read at their own place, nothing needed before it is complete, and room for all of it.
+    /// One space, values read at their own position, no value needed before it is complete, and all within the limits.
     pub(super) fn check_rows(&self, nodes: &[NodeId], leaves: &dyn Fn(NodeId) -> bool) -> Result<Space, Reason> {
         // A sum is converted as it is stored by one node, and what is stored can be read by another kernel alone.
         let first = |sum: NodeId| nodes.iter().find(|&&id| finished_sum(self.graph, nodes, id) == Some(sum));
@@ -67,7 +67,7 @@ impl Rules<'_> {
         edges
     }
 
-    /// Inside one kernel a value is read at its own row and column, or is one number per row.
+    /// Within a kernel, a value is read at its own row and column, or is one number per row.
     pub(super) fn check_edge(&self, edge: &Edge, space: Space) -> Result<(), Reason> {
         let moves = || Reason::ViewMovesData { view: edge.value };
         let reader = space_shape(self.graph, edge.consumer);
@@ -110,7 +110,7 @@ impl Rules<'_> {
         Ok(())
     }
 
-    /// How many tensors the kernel reads and writes, and a row of temporaries for each it reads whole.
+    /// The number of tensors that the kernel reads and writes, and the bytes of row temporaries.
     fn check_resources(&self, nodes: &[NodeId], leaves: &dyn Fn(NodeId) -> bool, space: Space) -> Result<(), Reason> {
         let mut bases: Vec<NodeId> = Vec::new();
         let mut full_rows = 0;

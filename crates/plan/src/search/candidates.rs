@@ -1,7 +1,7 @@
 //! All groups that the search chooses from: connected, convex, legal.
 //!
-//! Every such group can be grown one neighbour at a time through groups of the same kind (a source or sink that is no
-//! cut vertex can always be taken away), so growing finds all of them, attention apart, which starts from its call.
+//! Every such group can be grown one neighbour at a time through groups of the same kind (a source or sink that is not a
+//! cut vertex can always be removed), so growing finds all of them, except for attention, which starts from its call.
 
 use std::collections::HashSet;
 
@@ -22,11 +22,11 @@ pub(crate) struct Candidates {
     pub complete: bool,
 }
 
-/// Groups grown from one first atom, at most; beyond, only those around the greedy plan are added. A block of GPT-2,
+/// Maximum number of groups grown from one first atom; beyond that, only those around the greedy plan are added. A block of GPT-2,
 /// forward and backward, has under 400 groups in all; small graphs of nine operations have under 300.
 const GROUPS_AN_ATOM: usize = 300;
 
-/// Groups in all, at most, and atoms in all groups together: pricing 20,000 groups takes about two seconds.
+/// Maximum number of groups, and of atoms in all groups: pricing 20,000 groups takes about two seconds.
 const GROUPS: usize = 20_000;
 const MEMBERS: usize = 200_000;
 

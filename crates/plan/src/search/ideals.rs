@@ -1,8 +1,8 @@
 //! The cheapest way to cover a set of atoms with groups: a shortest path over order ideals.
 //!
-//! A state is the set of atoms done; an edge is a group whose needs are done; its weight is the group's time. Plans that
+//! A state is the set of finished atoms; an edge is a group whose predecessors are finished; its weight is the group's time. Plans that
 //! differ only in the order of independent groups share their states, so there are few. Above a cap only the best
-//! states of each size are kept, and the answer says so.
+//! states of each size are kept, and the result says so.
 
 use std::collections::HashMap;
 
@@ -12,12 +12,12 @@ use crate::bits::Bits;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Choice {
     pub atoms: Vec<usize>,
-    /// atoms outside that must be done before, less those that another of them needs anyway
+    /// atoms outside that must be finished before, without those that others of them imply
     pub needs: Vec<usize>,
     pub seconds: f64,
 }
 
-/// What was found.
+/// The result.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Path {
     /// positions in the list of choices
@@ -35,10 +35,10 @@ const LOOKS: usize = 20_000_000;
 /// States of one size that a beam keeps.
 const BEAM: usize = 16;
 
-/// Atoms of a part from which an exact answer is not tried where choices are missing.
+/// Number of atoms above which a part with missing choices is not solved exactly.
 const HOPELESS_FROM: usize = 40;
 
-/// A beam goes on with groups that begin at one of the first so many atoms that are not done.
+/// A beam continues with groups that start at one of the first few unfinished atoms.
 const WINDOW: usize = 6;
 
 struct Entry {
@@ -48,8 +48,8 @@ struct Entry {
     from: Option<(usize, usize, usize)>,
 }
 
-/// The cheapest path over `count` atoms, or `None` if the choices do not cover them. `hopeless` says that choices are missing
-/// anyway, so that a large part is not worth an exact answer.
+/// The cheapest path over `count` atoms, or `None` if the choices do not cover them. `hopeless` says that choices are missing,
+/// so that a large part is not solved exactly.
 pub(crate) fn shortest(count: usize, choices: &[Choice], hopeless: bool) -> Option<Path> {
     if hopeless && count > HOPELESS_FROM {
         return walk(count, choices, BEAM);
@@ -125,7 +125,7 @@ fn set(atoms: &[usize]) -> Bits {
     set
 }
 
-/// Positions of the states to go on from: all, or the best by what they cost and what is left at least.
+/// Positions of the states to continue from: all, or the best by their cost plus a lower bound of the rest.
 fn kept(layer: &[Entry], beam: usize, remaining: &Remaining) -> Vec<usize> {
     let mut order: Vec<usize> = (0..layer.len()).collect();
     if layer.len() > beam {
@@ -136,7 +136,7 @@ fn kept(layer: &[Entry], beam: usize, remaining: &Remaining) -> Vec<usize> {
     order
 }
 
-/// The least that atoms cost which are not done yet.
+/// A lower bound of the cost of unfinished atoms.
 struct Remaining {
     least: Vec<f64>,
     /// of each atom and all after it
@@ -160,7 +160,7 @@ impl Remaining {
     }
 }
 
-/// For each atom the least share of any group's time that falls to it, shares by the atoms' own times: no plan costs
+/// For each atom, the smallest share of any group's time that is attributed to it, in proportion to the atoms' own times: no plan costs
 /// less than all shares together.
 pub(crate) fn least_shares(count: usize, choices: &[Choice]) -> Vec<f64> {
     let mut alone = vec![f64::INFINITY; count];

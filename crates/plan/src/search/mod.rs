@@ -1,8 +1,8 @@
 //! The cheapest plan: all legal groups, priced, and the best way to cover the graph with them.
 //!
-//! Groups that cost no less than the parts they could be split into are left out; atoms that no group connects fall
-//! apart into parts, and each part is covered on its own, equal parts once. Together they are a plan, unless groups of
-//! different parts wait for each other: then those parts are covered together.
+//! Groups that cost no less than the parts they could be split into are left out; atoms that no group connects form
+//! separate parts, and each part is covered on its own, equal parts once. Together they form a plan, unless groups of
+//! different parts depend on each other: then those parts are covered together.
 
 mod candidates;
 mod ideals;
@@ -39,7 +39,7 @@ fn greedy_groups(problem: &Problem, grouping: &Grouping) -> Vec<Vec<Atom>> {
     groups.filter(|atoms| !atoms.is_empty()).collect()
 }
 
-/// Groups of atoms that the greedy plan would make, and runs of them: considered whatever the limits.
+/// Groups of the greedy plan, and runs of them, which are considered regardless of the limits.
 fn greedy_runs(problem: &Problem, grouping: &Grouping) -> Vec<Vec<Atom>> {
     // Runs of each group too, so that a plan that only begins or ends it elsewhere is found.
     let mut all: BTreeSet<Vec<Atom>> = BTreeSet::new();
@@ -57,7 +57,7 @@ fn greedy_runs(problem: &Problem, grouping: &Grouping) -> Vec<Vec<Atom>> {
 /// Runs of a greedy group that are considered at either end.
 const LONGEST_RUNS: usize = 24;
 
-/// A grouping of atoms, made ready to be solved.
+/// A grouping of atoms, ready to be solved.
 pub(crate) fn solver<'a>(grouping: &Grouping<'a>, target: Target<'a>) -> Solver<'a> {
     let problem = Problem::new(grouping, target);
     let extra = greedy_runs(&problem, grouping);
@@ -94,7 +94,7 @@ fn floor(solver: &mut Solver) -> f64 {
     moved.max(arithmetic)
 }
 
-/// A beam may lose what merging in order finds.
+/// A beam may miss what merging in order finds.
 fn use_greedy_if_better(grouping: &Grouping, solver: &mut Solver, solution: &mut Solution) {
     let groups = greedy_groups(&solver.problem, grouping);
     let prices = groups.iter().map(|set| solver.problem.price(set).ok().map(|price| price.seconds()));

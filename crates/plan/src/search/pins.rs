@@ -5,13 +5,13 @@ use crate::search::problem::{Atom, Problem};
 use crate::search::restriction::{Pin, Restriction};
 use crate::search::solver::Solver;
 
-/// The name by which a user calls an atom: that of its call.
+/// The user's name of an atom: that of its call.
 pub(crate) fn atom_name(problem: &Problem, atom: Atom) -> String {
     let graph = problem.rules.graph;
     graph.call_name(graph.node(problem.atoms[atom][0]).call).to_string()
 }
 
-/// Every chain of atoms that follow each other and have these names.
+/// Every chain of consecutive atoms with these names.
 pub(crate) fn places(problem: &Problem, names: &[String]) -> Vec<Vec<Atom>> {
     let is = |atom: Atom, name: &String| {
         let graph = problem.rules.graph;
@@ -36,7 +36,7 @@ pub(crate) fn places(problem: &Problem, names: &[String]) -> Vec<Vec<Atom>> {
     chains
 }
 
-/// What pins mean for the search. Sets that the user forces are considered whatever the limits of the search.
+/// The restriction that pins impose on the search. Forced sets are considered regardless of the limits.
 pub(crate) fn restriction(solver: &mut Solver, pins: &[Pin]) -> Result<Restriction, PlanError> {
     let mut restriction = Restriction::default();
     for pin in pins {
@@ -47,7 +47,7 @@ pub(crate) fn restriction(solver: &mut Solver, pins: &[Pin]) -> Result<Restricti
                 (0..solver.problem.atoms.len()).map(|atom| atom_name(&solver.problem, atom)).collect();
             known.sort();
             known.dedup();
-            let why = format!("no operations of these names follow each other; the graph has {}", known.join(", "));
+            let why = format!("no consecutive operations have these names; the graph has {}", known.join(", "));
             return Err(PlanError::Pin { verb: pin.verb(), what: names.join(" + "), why });
         }
         match pin {
@@ -61,7 +61,7 @@ pub(crate) fn restriction(solver: &mut Solver, pins: &[Pin]) -> Result<Restricti
     Ok(restriction)
 }
 
-/// Why no plan keeps to the pins: the first set that no kernel may hold, or that two pins contradict each other.
+/// Why no plan satisfies the pins: the first set that is not legal, or two contradicting pins.
 pub(crate) fn impossible(solver: &mut Solver, restriction: &Restriction) -> PlanError {
     for set in &restriction.together {
         let what = set.iter().map(|&atom| atom_name(&solver.problem, atom)).collect::<Vec<_>>().join(" + ");
@@ -70,6 +70,6 @@ pub(crate) fn impossible(solver: &mut Solver, restriction: &Restriction) -> Plan
             return PlanError::Pin { verb: "force", what, why: format!("{} {reason}", reason.code()) };
         }
     }
-    let why = "no plan satisfies them all; drop one of --force and --forbid";
+    let why = "no plan satisfies all --force and --forbid flags; drop one";
     PlanError::Pin { verb: "combine", what: "these pins".into(), why: why.into() }
 }

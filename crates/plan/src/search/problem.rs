@@ -1,7 +1,7 @@
-//! The graph as the search sees it: atoms, who stands between whom, and the price of every group asked for.
+//! The graph as the search sees it: atoms, their order, and the price of every queried group.
 //!
-//! An atom is what one kernel computes when nothing is fused: a builder call, or the part of it that is a kernel of its
-//! own. Groups are sets of atoms. Equal groups of equal layers are priced once: a price is remembered under a signature
+//! An atom is the work of one kernel when nothing is fused: a builder call, or the part of it that is a kernel of its
+//! own. Groups are sets of atoms. Equal groups of equal layers are priced once: a price is cached under a signature
 //! of everything it depends on.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -142,7 +142,7 @@ impl<'a> Problem<'a> {
             .collect()
     }
 
-    /// What no merging of pairs reaches: the atoms of each attention call and of each of its gradients, and all matmuls of one left operand.
+    /// Groups that pairwise merging does not reach: the atoms of each attention call and of each of its gradients, and all matmuls with one left operand.
     pub fn seeds(&self) -> Vec<Vec<Atom>> {
         let attention = self.attention_seeds();
         let ended: Vec<Vec<Atom>> = attention.iter().filter_map(|seed| self.with_ending(seed)).collect();
@@ -165,7 +165,7 @@ impl<'a> Problem<'a> {
         (self.nodes(&atoms).len() == nodes.len() + after.len() && atoms.len() > seed.len()).then_some(atoms)
     }
 
-    /// Matmuls of one left operand, three at most: of three there may be a kernel that is worth it where there is none of two.
+    /// Matmuls with one left operand, at most three: a kernel of three may pay where one of two does not.
     fn shared_operand_seeds(&self) -> Vec<Vec<Atom>> {
         let graph = self.rules.graph;
         let mut by_operand: BTreeMap<NodeId, Vec<Atom>> = BTreeMap::new();
@@ -203,7 +203,7 @@ impl<'a> Problem<'a> {
         is_recomputed_attention(self.rules.graph, self.atoms[atom][0])
     }
 
-    /// An atom of scores that are computed again, and all of those it needs.
+    /// An atom of recomputed scores, and all of those it needs.
     fn with_recomputed(&self, atom: Atom) -> Vec<Atom> {
         let mut found = vec![atom];
         let mut next = 0;
@@ -223,14 +223,14 @@ impl<'a> Problem<'a> {
         nodes
     }
 
-    /// Whether a value is read outside of a set of atoms, or handed out.
+    /// Whether a value is read outside of a set of atoms, or is an output.
     pub fn leaves(&self, id: NodeId, set: &[Atom]) -> bool {
         let outside =
             |reader: &NodeId| self.atom_of[reader.index()].is_none_or(|atom| set.binary_search(&atom).is_err());
         self.is_output[id.index()] || self.readers[id.index()].iter().any(outside)
     }
 
-    /// Whether a way through neighbours leads from each member to each other.
+    /// Whether the members are connected through neighbours.
     pub fn is_connected(&self, set: &[Atom]) -> bool {
         let mut reached: BTreeSet<Atom> = set.first().copied().into_iter().collect();
         let mut waiting: Vec<Atom> = reached.iter().copied().collect();
@@ -244,7 +244,7 @@ impl<'a> Problem<'a> {
         reached.len() == set.len()
     }
 
-    /// No way from a member to a member leads through an atom outside.
+    /// Whether no path between members leads through an outside atom.
     pub fn convex(&self, set: &[Atom]) -> Result<(), Reason> {
         let (mut inside, mut above, mut below) = (Bits::NONE, Bits::NONE, Bits::NONE);
         for &atom in set {
@@ -258,7 +258,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Those of `part` that must have run before any of `set` can, less those that another of them needs anyway.
+    /// Atoms of `part` that must run before `set`, without those that others of them imply.
     pub fn needs(&self, set: &[Atom], part: &[Atom]) -> Vec<Atom> {
         let mut found: BTreeSet<Atom> = BTreeSet::new();
         let mut seen: HashSet<Atom> = set.iter().copied().collect();
@@ -288,7 +288,7 @@ impl<'a> Problem<'a> {
         needs
     }
 
-    /// Whether one kernel may hold these atoms, and what it would take.
+    /// Whether one kernel may contain these atoms, and its predicted time.
     pub fn price(&mut self, set: &[Atom]) -> Result<Price, Reason> {
         if set.len() > 1 {
             self.convex(set)?;
@@ -324,7 +324,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// What a group is made of, or why it is not legal.
+    /// The structure of a group, or why it is not legal.
     pub fn structure(&self, set: &[Atom], nodes: &[NodeId]) -> Result<Structure, Reason> {
         self.rules.structure(nodes, &|id| self.leaves(id, set))
     }
@@ -334,17 +334,17 @@ impl<'a> Problem<'a> {
         cost(&self.draft(nodes, &self.outputs(set, nodes), structure), self.target.machine, self.target.catalog)
     }
 
-    /// What a group stores.
+    /// The values that a group stores.
     pub fn outputs(&self, set: &[Atom], nodes: &[NodeId]) -> Vec<NodeId> {
         nodes.iter().copied().filter(|&id| self.leaves(id, set)).collect()
     }
 
-    /// A group as the catalogue is asked about it.
+    /// A group as a draft for the catalogue.
     pub fn draft<'d>(&'d self, nodes: &'d [NodeId], outputs: &'d [NodeId], structure: &'d Structure) -> Draft<'d> {
         Draft { graph: self.rules.graph, placement: self.rules.placement, nodes, outputs, structure }
     }
 
-    /// A number that two groups share only if legality and cost are equal for both.
+    /// A signature that two groups share only if their legality and cost are equal.
     fn signature(&self, nodes: &[NodeId], set: &[Atom]) -> u128 {
         let Rules { graph, placement, .. } = self.rules;
         let mut outside: Vec<NodeId> = Vec::new();

@@ -1,14 +1,14 @@
-//! What the user forces or forbids, and what it means for the search.
+//! Forced and forbidden fusions, and their effect on the search.
 
 use crate::search::problem::Atom;
 
-/// A fusion that the user forces or forbids, by the operations' names: every place of the graph where they follow each
-/// other.
+/// A forced or forbidden fusion, by the operations' names: every place of the graph where they are
+/// consecutive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Pin {
     /// They must share a kernel.
     Force(Vec<String>),
-    /// They must not.
+    /// They must not share a kernel.
     Forbid(Vec<String>),
 }
 
@@ -22,7 +22,7 @@ impl Pin {
     }
 }
 
-/// Groups that are taken out of the choice, and atoms that must go together.
+/// Excluded groups, and atoms that must share a kernel.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Restriction {
     pub together: Vec<Vec<Atom>>,
@@ -36,19 +36,19 @@ impl Restriction {
         self.together.iter().all(|set| !touches(set) || holds(set)) && !self.apart.iter().any(holds)
     }
 
-    /// The same with atoms that must go together.
+    /// The same with atoms that must share a kernel.
     pub fn with_together(mut self, set: &[Atom]) -> Restriction {
         self.together.push(set.to_vec());
         self
     }
 
-    /// The same with atoms that must not.
+    /// The same with atoms that must not share a kernel.
     pub fn with_apart(mut self, set: &[Atom]) -> Restriction {
         self.apart.push(set.to_vec());
         self
     }
 
-    /// Sets that must not go together and that one group of these atoms would put together.
+    /// Forbidden sets that a group of these atoms would fuse.
     pub fn forbids(&self, group: &[Atom]) -> Vec<Vec<Atom>> {
         let held = |set: &&Vec<Atom>| set.iter().all(|atom| group.binary_search(atom).is_ok());
         self.apart.iter().filter(held).cloned().collect()

@@ -11,35 +11,35 @@ use crate::search::restriction::Restriction;
 /// How the groups were found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Search {
-    /// groups considered, single operations among them
+    /// groups considered, including single operations
     pub groups: usize,
     /// states visited
     pub states: usize,
-    /// parts that were covered on their own
+    /// independently covered parts
     pub parts: usize,
     /// parts that differ
     pub distinct_parts: usize,
     /// no legal group and no state was left out
     pub optimal: bool,
-    /// seconds below which no plan can be
+    /// a lower bound of any plan, in seconds
     pub lower_bound: f64,
     /// seconds of the plan
     pub seconds: f64,
 }
 
 impl Search {
-    /// How far the plan may be above the best, as a share of the least time possible.
+    /// Upper bound of the plan's distance from the optimum, relative to the lower bound.
     pub fn gap(&self) -> f64 {
         if self.optimal || self.lower_bound <= 0.0 { 0.0 } else { (self.seconds / self.lower_bound - 1.0).max(0.0) }
     }
 
-    /// In words.
+    /// As text.
     pub fn text(&self) -> String {
         let Search { groups, states, .. } = self;
         match self.optimal {
             true => format!("optimal among {groups} groups, {states} states"),
             false => format!(
-                "best of {groups} groups, {states} states (beam); at most {:.0} % above the least time possible",
+                "best of {groups} groups, {states} states (beam search); at most {:.0} % above the optimum",
                 100.0 * self.gap()
             ),
         }
@@ -56,18 +56,18 @@ pub(crate) struct Solution {
 pub(crate) struct Solver<'a> {
     pub problem: Problem<'a>,
     pub candidates: Candidates,
-    /// positions of candidates that no split of theirs beats
+    /// positions of candidates that are cheaper than all of their splits
     useful: Vec<usize>,
     /// seconds of each atom as a kernel of its own
     alone: Vec<f64>,
     paths: HashMap<u128, Option<Path>>,
     /// for each atom, the candidates that hold it
     holding: Vec<Vec<usize>>,
-    /// the plan that questions are about
+    /// the plan that queries refer to
     settled: Settled,
 }
 
-/// A plan that questions are about: the best one under the user's pins.
+/// The plan that queries refer to: the best one under the user's pins.
 #[derive(Default)]
 struct Settled {
     restriction: Restriction,
@@ -86,11 +86,11 @@ struct Cover {
     looks: Vec<usize>,
 }
 
-/// States times choices of a part above which fusions are priced by themselves, not by searching again.
+/// States times choices of a part above which fusions are priced by themselves instead of by another search.
 const LARGE_PART: usize = 2_000_000;
 
 impl<'a> Solver<'a> {
-    /// Finds and prices all groups. `extra` are groups to consider whatever the limits.
+    /// Finds and prices all groups. `extra` are groups to consider regardless of the limits.
     pub fn new(mut problem: Problem<'a>, extra: &[Vec<Atom>]) -> Solver<'a> {
         let candidates = candidates(&mut problem, extra);
         let alone: Vec<f64> =
@@ -104,7 +104,7 @@ impl<'a> Solver<'a> {
         Solver { problem, candidates, useful, alone, paths: HashMap::new(), holding, settled }
     }
 
-    /// The cheapest plan under a restriction, which later questions are about; `None` if there is none.
+    /// The cheapest plan under a restriction, which later queries refer to; `None` if there is none.
     pub fn settle(&mut self, restriction: Restriction) -> Option<Solution> {
         let Cover { solution, parts, looks } = self.cover(&restriction)?;
         let mut part_of = vec![0; self.problem.atoms.len()];
@@ -115,12 +115,12 @@ impl<'a> Solver<'a> {
         Some(solution)
     }
 
-    /// The restriction of the plan that questions are about.
+    /// The restriction of the plan that queries refer to.
     pub fn restriction(&self) -> &Restriction {
         &self.settled.restriction
     }
 
-    /// Makes sure that a set that the user forces is among the groups, if it is legal: the limits may have left it out.
+    /// Adds a forced set to the groups if it is legal: the limits may have left it out.
     pub fn consider(&mut self, set: &[Atom]) {
         if self.holders(set).next().is_some() {
             return;
@@ -138,7 +138,7 @@ impl<'a> Solver<'a> {
         groups.filter(|group| set.iter().all(|atom| group.atoms.binary_search(atom).is_ok()))
     }
 
-    /// Whether the settled plan covers these atoms with parts so large that covering them again for every question takes too
+    /// Whether the settled plan covers these atoms with parts so large that solving them again for every query takes too
     /// long.
     pub fn is_large(&self, set: &[Atom]) -> bool {
         let parts: BTreeSet<usize> = set.iter().map(|&atom| self.settled.part_of[atom]).collect();
@@ -238,7 +238,7 @@ impl<'a> Solver<'a> {
         }
     }
 
-    /// Positions of the candidates to choose from: useful ones, and all that hold what must go together.
+    /// Positions of the candidates to choose from: useful ones, and all that contain forced sets.
     fn choices(&self, restriction: &Restriction) -> Vec<usize> {
         if restriction.is_empty() {
             return self.useful.clone();
@@ -311,7 +311,7 @@ impl<'a> Solver<'a> {
         (choices.collect(), lists.iter().map(|(atoms, _)| atoms.clone()).collect())
     }
 
-    /// Atoms of groups that wait for each other; none in a plan that can run.
+    /// Atoms of groups in a dependency cycle; none in a valid plan.
     fn waiting(&self, groups: &[Vec<Atom>]) -> Vec<Atom> {
         let mut group_of = vec![usize::MAX; self.problem.atoms.len()];
         for (index, atoms) in groups.iter().enumerate() {
@@ -358,7 +358,7 @@ fn joined(parts: Vec<Vec<Atom>>, atoms: &[Atom]) -> Vec<Vec<Atom>> {
     rest
 }
 
-/// Candidates that are cheaper than each split into one atom and the rest. A finer split of a plan can always run, so the
+/// Candidates that are cheaper than each split into one atom and the rest. A finer split of a plan is always valid, so the
 /// others are never needed.
 fn useful(groups: &[Candidate], alone: &[f64]) -> Vec<usize> {
     let seconds: HashMap<&[Atom], f64> = groups.iter().map(|group| (&group.atoms[..], group.price.seconds())).collect();

@@ -59,8 +59,8 @@ fn a_norm_and_its_activation_share_a_kernel() {
 fn the_strategies_come_from_one_mechanism() {
     let kernels = |strategy| planned(NORM_GELU, strategy).groups.len();
     assert_eq!(kernels(Strategy::Naive), 16, "a kernel a primitive that computes");
-    assert_eq!(kernels(Strategy::Eager), 2, "a kernel a composite");
-    assert_eq!(kernels(Strategy::Unfused), 2, "a kernel a builder call");
+    assert_eq!(kernels(Strategy::Eager), 2, "a kernel per composite");
+    assert_eq!(kernels(Strategy::Unfused), 2, "a kernel per builder call");
     assert_eq!(kernels(Strategy::Fused), 1);
     let bytes = |strategy| planned(NORM_GELU, strategy).bytes().0;
     let tensor = 1024 * 768 * 4;
@@ -217,7 +217,7 @@ fn no_merge_closes_a_cycle() {
          group 1: matmul  [matmul, 12.3 KB]
          apart from group 0: E-PLAN-012 %2 would be computed in the prologue of a matmul, but another kernel reads it too
          group 2: add  [row, 12.3 KB]
-         apart from group 0: E-PLAN-001 another kernel stands between them, through %4
+         apart from group 0: E-PLAN-001 another kernel is between them, through %4
          apart from group 1: E-PLAN-013 this version cannot generate a kernel of the form `matmul with epilogue` for this device",
     );
 }

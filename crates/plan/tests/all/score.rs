@@ -53,7 +53,7 @@ fn layer_norm_and_gelu_are_fused_with_a_score_of_about_085() {
     assert!(fusion.score.bandwidth.passes, "half is more than 30 %");
     near(fusion.score.launch_saving, launch_saving(&fusion), "the shorter kernel's launch over its time");
     near(fusion.score.launch.score, 1.0, "more than a tenth of the shorter kernel is its launch");
-    // A warp a row: 768 / 32 = 24 elements a thread, one row waiting for the variance, 24 registers for the rest.
+    // A warp per row: 768 / 32 = 24 elements per thread, one row waiting for the variance, 24 registers for the rest.
     assert_eq!(fusion.together.as_ref().unwrap().resources.registers, 48);
     near(fusion.score.registers.score, 1.0, "48 registers are fewer than 50");
     // mean, sub, square, mean, + eps, rsqrt, * rstd, * w, + b, narrow; square, cube, *, +, *, tanh, +1, half, *, narrow.

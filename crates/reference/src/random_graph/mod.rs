@@ -1,7 +1,7 @@
-//! Random graphs with inputs, for differential tests. The seed decides everything.
+//! Random graphs with inputs, for differential tests, determined by a seed.
 //!
 //! A graph grows by steps (`steps.rs`) from one input until it has enough calls. Magnitudes are estimated
-//! on the way and squashed before they grow, so that 16-bit storage does not overflow; what still does is drawn again.
+//! on the way and squashed before they grow, so that 16-bit storage does not overflow; graphs that still overflow are drawn again.
 //! Every value that nothing reads becomes an output.
 
 mod maker;
@@ -60,7 +60,7 @@ pub fn random_case(seed: u64) -> Case {
     random_case_within(seed, MOST_ELEMENTS)
 }
 
-/// A case of a seed that aims at no more elements of its first input than so many. Sizes are spread evenly over their logarithms from the fewest
+/// A case of a seed that aims at no more elements of its first input than this many. Sizes are spread evenly over their logarithms from the fewest
 /// on, so that small graphs, whose kernels have all the same edges, are checked many times as fast.
 pub fn random_case_within(seed: u64, most_elements: usize) -> Case {
     drawn(seed, most_elements, Rounding::Exact).case

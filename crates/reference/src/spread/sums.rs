@@ -1,4 +1,4 @@
-//! The spread of what is computed from many elements: sums, products of matrices, the largest of a row.
+//! The spread of results of many elements: sums, matmuls, the largest of a row.
 
 use deuteron_graph::{Dtype, Node, Op, ReduceOp, memory};
 use rayon::prelude::*;
@@ -18,7 +18,7 @@ use equals::{Lanes, variances};
 /// Whole numbers up to this magnitude are exact in `f32`, and so are their sums.
 const MOST_WHOLE: f64 = (1u64 << 24) as f64;
 
-/// What a sum needs to know of its terms: summed squares, summed magnitudes, and whether any is not whole.
+/// Statistics of a sum's terms: summed squares, summed magnitudes, and whether any is not whole.
 struct Terms {
     squares: Strided<'static>,
     magnitudes: Strided<'static>,

@@ -1,4 +1,4 @@
-//! A difference in words.
+//! A difference as text.
 
 use std::fmt;
 

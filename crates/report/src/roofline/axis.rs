@@ -1,6 +1,6 @@
 //! A logarithmic axis.
 
-/// Decades onto pixels.
+/// Maps decades to pixels.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Axis {
     low: f64,
@@ -9,7 +9,7 @@ pub(super) struct Axis {
     end: f64,
 }
 
-/// The widest axis, in decades: figures beyond it lie on its edge. It keeps absurd input from drawing absurd axes.
+/// The widest axis, in decades; values beyond it are drawn on its edge. This limits axes of extreme input.
 const WIDEST: f64 = 15.0;
 
 impl Axis {

@@ -83,7 +83,7 @@ fn grid(x: &Axis, y: &Axis) -> String {
     )
 }
 
-/// The roofs with their names; `taken` gets the places of the names.
+/// The roofs with their names; adds the areas of the names to `taken`.
 fn roof_lines(x: &Axis, y: &Axis, roofs: &Roofs, points: &[Point], taken: &mut Vec<Area>) -> String {
     let mut lines = String::new();
     let mut words = String::new();
@@ -235,7 +235,7 @@ fn markers(x: &Axis, y: &Axis, points: &[Point]) -> String {
     out
 }
 
-/// Names beside the slowest kernels, left out where there is no room. A name is written once.
+/// Names beside the slowest kernels, left out where there is no room. Each name is written once.
 fn names(x: &Axis, y: &Axis, points: &[Point], mut taken: Vec<Area>) -> String {
     let circles: Vec<Area> = circles(x, y, points).collect();
     let mut written: Vec<&str> = Vec::new();
@@ -282,7 +282,7 @@ fn shorten(name: &str) -> String {
     if name.chars().count() > 30 { name.chars().take(29).chain(['…']).collect() } else { name.into() }
 }
 
-/// A rectangle that is taken.
+/// An occupied rectangle.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Area {
     left: f64,

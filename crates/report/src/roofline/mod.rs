@@ -1,4 +1,4 @@
-//! The roofline: what every kernel reaches against what memory and units allow, as one SVG.
+//! The roofline: the rate of every kernel against the limits of memory and arithmetic units, as one SVG.
 //!
 //! The page embeds the same drawing; its scripts and style sheet only add hover and the dark theme. So coordinates are
 //! computed here and nowhere else. Colours are attributes, which a style sheet overrides and every viewer understands.
@@ -12,13 +12,13 @@ use crate::{Analysis, KernelSheet, MachineSheet};
 /// The roofline as an SVG file on a light ground, with text as text.
 ///
 /// Both roofs with their ridges, every kernel before (hollow) and after (filled), measured ones as diamonds. The area of
-/// a point is the share of the plan's time. Kernels without arithmetic have no place in it.
+/// a point is its share of the plan's time. Kernels without arithmetic are left out.
 pub fn roofline_svg(analysis: &Analysis) -> String {
     let title = format!("Roofline of {} on {}", analysis.graph, analysis.device);
     draw::standalone(&title, &points(analysis), &Roofs::of(&analysis.machine))
 }
 
-/// The same drawing for the page, or nothing if no kernel has a place in it.
+/// The same drawing for the page, or nothing if no kernel can be drawn.
 pub(crate) fn embedded(analysis: &Analysis) -> String {
     let points = points(analysis);
     if points.is_empty() {
@@ -40,19 +40,19 @@ struct Point {
     /// position among the kernels of its plan
     index: usize,
     name: String,
-    /// flops a byte
+    /// flops per byte
     intensity: f64,
-    /// flops a microsecond, predicted
+    /// flops per microsecond, predicted
     rate: f64,
-    /// flops a microsecond, measured
+    /// flops per microsecond, measured
     measured_rate: Option<f64>,
     /// microseconds of all its launches over those of the slowest kernel
     share: f64,
-    /// what to say about it, line by line
+    /// its description, line by line
     text: String,
 }
 
-/// The ceilings, in flops and bytes a microsecond; those that are not positive numbers are left out.
+/// The ceilings, in flops and bytes per microsecond; those that are not positive numbers are left out.
 #[derive(Debug)]
 struct Roofs {
     memory: Option<f64>,

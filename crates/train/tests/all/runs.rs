@@ -187,12 +187,12 @@ fn what_cannot_go_on_says_why() {
     assert!(words(&case).contains("no checkpoint"));
     case.resume = false;
     train(&case, &mut Watching { stop_after: Some(1), ..Watching::default() }).unwrap();
-    assert!(words(&case).contains("stopped at step 1; go on with --resume"));
+    assert!(words(&case).contains("stopped at step 1; continue it with --resume"));
     case.resume = true;
     let other = Settings { learning_rate: 2e-3, ..settings.clone() };
     case.settings = &other;
     let text = words(&case);
-    assert!(text.contains("--learning-rate 0.003, now it is 0.002"), "{text}");
+    assert!(text.contains("--learning-rate 0.003, but 0.002 is given"), "{text}");
     case.settings = &settings;
     let held = RunFolder::open(out).unwrap();
     assert!(words(&case).contains("another process is training"));
@@ -208,7 +208,7 @@ fn what_cannot_go_on_says_why() {
     let progress = out.join("checkpoint-1").join("training.json");
     let whole = std::fs::read_to_string(&progress).unwrap();
     std::fs::write(&progress, &whole[..whole.len() / 2]).unwrap();
-    assert!(words(&case).contains("does not say where a run stands"));
+    assert!(words(&case).contains("does not describe the state of a run"));
     std::fs::write(&progress, whole).unwrap();
     assert!(train(&case, &mut Watching::default()).unwrap().is_finished);
 }
@@ -235,7 +235,7 @@ fn files_become_tokens() {
     let words = |file: PathBuf| read(&[file], Validation::Share(0.0)).unwrap_err().to_string();
     assert!(words(write("odd.bin", &[1, 0, 2])).contains("has 3 bytes"));
     assert!(words(write("far.bin", &[1, 0, 1, 1])).contains("token 257 at 1 is not in the vocabulary of 257"));
-    assert!(words(write("latin.txt", &[0xe9, 0x20])).contains("no UTF-8"));
+    assert!(words(write("latin.txt", &[0xe9, 0x20])).contains("not UTF-8"));
     assert!(words(folder.join("absent.txt")).contains("cannot read"));
     assert!(read(&[], Validation::Share(0.0)).unwrap_err().to_string().contains("no files"));
     assert!(read(&files, Validation::Share(1.0)).unwrap_err().to_string().contains("below 1"));

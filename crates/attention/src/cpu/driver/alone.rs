@@ -1,7 +1,7 @@
-//! Attention alone: tiles of queries, and ranges of keys where those are too few, are tasks.
+//! Attention alone: the tasks are tiles of queries, and also ranges of keys if there are too few tiles.
 //!
-//! Tasks depend on the sizes alone, so the bits do not depend on the number of threads. Scratch and the sums of ranges
-//! are allocated when the launch is made ready.
+//! Tasks depend only on the sizes, so the bits do not depend on the number of threads. Workspaces and the sums of ranges
+//! are allocated when the launch is prepared.
 
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
@@ -22,19 +22,19 @@ impl CpuLaunch for AttentionTasks {
     }
 }
 
-/// A launch of attention made ready.
+/// A prepared launch of attention.
 pub(crate) struct AttentionTask {
     launch: AttentionLaunch,
     isa: Isa,
     amx: Option<Amx>,
     /// One for each worker.
     scratch: Vec<PerWorker<Scratch>>,
-    /// What ranges of keys leave for the second step.
+    /// Results of ranges of keys, for the second step.
     partials: Vec<f32>,
 }
 
 impl AttentionTask {
-    /// Ready for so many threads.
+    /// Prepares it for this many threads.
     pub fn new(AttentionTasks(launch): &AttentionTasks, threads: usize, isa: Isa) -> AttentionTask {
         let attention = launch.kernel.sized(&launch.shape, 0);
         AttentionTask {

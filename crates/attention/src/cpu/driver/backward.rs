@@ -1,6 +1,6 @@
-//! The gradient of attention: attention once more, into memory of our own, then gradients of ranges of keys.
+//! The gradient of attention: attention is recomputed into the workspace, then gradients of ranges of keys are computed.
 //!
-//! Tasks depend on the sizes alone, and what they leave for each other is added in order: so the bits do not depend on the
+//! Tasks depend only on the sizes, and partial results are added in order, so the bits do not depend on the
 //! number of threads.
 
 use deuteron_codegen::cpu::simd::Isa;
@@ -13,7 +13,7 @@ use super::super::{Backward, Finished, Forward, Inputs, Output, Scratch, Shared,
 use super::{AttentionLaunch, heads};
 use crate::kernel::{AttentionShape, HeadStrides};
 
-/// Queries from which bf16 attention is computed again on matrix tiles.
+/// Minimum number of queries for which bf16 attention is recomputed on matrix tiles.
 const MANY_QUERIES: usize = 64;
 
 /// A launch of the gradient of attention. Strides of the result are those of its gradient, and every head has keys of its own.
@@ -44,7 +44,7 @@ struct AttentionBackwardTask {
     amx: Option<Amx>,
     /// One for each worker.
     scratch: Vec<PerWorker<Scratch>>,
-    /// What attention gave, computed again, and what its ranges of keys leave for the second step.
+    /// The recomputed result of attention, and results of its ranges of keys for the second step.
     result: Vec<f32>,
     logsumexp: Vec<f32>,
     partials: Vec<f32>,

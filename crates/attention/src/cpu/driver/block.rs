@@ -1,8 +1,8 @@
-//! Attention and the projection of its result: attention stores into memory of the kernel, as it would into a buffer, then strips of its
-//! rows are multiplied with the weight, and whoever ends a strip does what follows on its rows.
+//! Attention and the projection of its result: attention stores into the workspace, as it would into a buffer, then strips of its
+//! rows are multiplied with the weight, and the worker that finishes a strip runs the row work on its rows.
 //!
-//! The two run one after the other, each cut for all threads. A worker that multiplies the rows of the tile whose last head it ends
-//! would leave the others idle where tiles are few, and finds those rows no closer: heads are the outer loop, so that keys stay in cache.
+//! The two run one after the other, each distributed over all threads. If a worker multiplied the rows of the tile whose last head it finishes, it
+//! would leave the others idle if there are few tiles, without better locality: heads are the outer loop, so that keys stay in cache.
 
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::lines::LINE;
@@ -18,7 +18,7 @@ pub(crate) struct AttentionBlockTasks {
     pub attention: AttentionTasks,
     /// the projection
     pub matmul: MatmulTasks,
-    /// bytes of what the first leaves for the second
+    /// bytes of the first one's results for the second
     pub handed: usize,
 }
 
@@ -38,7 +38,7 @@ impl CpuLaunch for AttentionBlockTasks {
 struct AttentionBlockTask {
     attention: AttentionTask,
     matmul: MatmulTask,
-    /// How many arguments are attention's.
+    /// Number of attention's arguments.
     operands: usize,
     /// Floats that the result of attention takes of the shared memory, in its dtype.
     result: usize,

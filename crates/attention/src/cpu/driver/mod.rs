@@ -1,4 +1,4 @@
-//! Attention by threads: how its tasks are handed out, and what each of them is handed.
+//! Attention on threads: the distribution of its tasks, and their inputs.
 
 pub(crate) mod alone;
 pub(crate) mod backward;
@@ -9,7 +9,7 @@ use super::super::Attention;
 use super::{Heads, Inputs, Mask, Used};
 use crate::kernel::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape, HeadStrides};
 
-/// Attention, sizes and places. No kernel refuses its sizes.
+/// Attention with its sizes and offsets. Kernels support its sizes.
 #[derive(Debug, Clone)]
 pub(crate) struct AttentionLaunch {
     /// what is computed
@@ -21,7 +21,7 @@ pub(crate) struct AttentionLaunch {
 }
 
 impl AttentionLaunch {
-    /// What attention computes and reads, its seed read from memory.
+    /// The operation and operands of attention, with its seed read from memory.
     ///
     /// # Safety
     /// `addresses` are the starts of the arguments' buffers, in the order of the operands, each valid for the reach of its argument.
@@ -54,14 +54,14 @@ impl AttentionLaunch {
         (kernel.sized(shape, seed), inputs)
     }
 
-    /// Where an operand lies.
+    /// The location of an operand.
     fn heads(&self, wanted: AttentionOperand, strides: HeadStrides, addresses: &[*mut u8]) -> Heads {
         let position = self.kernel.operands().iter().position(|&operand| operand == wanted);
         let address = position.map_or(std::ptr::null_mut(), |position| self.address(position, addresses));
         heads(address, strides)
     }
 
-    /// Where an argument begins. One without elements may lie anywhere, so this is no more than a number until it is used.
+    /// The address of an argument. An empty argument may have any address, so this is only a number until it is used.
     fn address(&self, position: usize, addresses: &[*mut u8]) -> *mut u8 {
         addresses[position].wrapping_add(self.offsets[position])
     }

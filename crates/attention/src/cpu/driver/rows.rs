@@ -1,7 +1,7 @@
-//! Attention with row work on its result: tiles of queries of a head are tasks, as for attention alone, and whoever ends the last
-//! head of a tile does what follows on its rows.
+//! Attention with row work on its result: tiles of queries of a head are tasks, as for attention alone, and the worker that finishes the last
+//! head of a tile runs the row work on its rows.
 //!
-//! Tasks depend on the sizes alone, and the bits of a row not on who ends it: so any number of threads gives the same bits.
+//! Tasks depend only on the sizes, and the bits of a row do not depend on the worker, so any number of threads gives the same bits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,14 +17,14 @@ use super::super::{Ended, Forward, Heads, Output, Scratch, Shared, combine, forw
 use super::{AttentionLaunch, heads};
 use crate::rows::{AttentionRows, AttentionRowsLaunch};
 
-/// A launch of attention with row work. No kernel refuses its sizes, and heads lie in rows of what follows.
+/// A launch of attention with row work. Kernels support its sizes, and heads are side by side in rows of the row work.
 #[derive(Debug)]
 pub(crate) struct AttentionRowsTasks {
     /// what is computed
     pub kernel: Arc<AttentionRows<TileProgram>>,
     /// the run-time half
     pub launch: AttentionRowsLaunch,
-    /// bytes within reach of the arguments of what follows
+    /// bytes within reach of the arguments of the row work
     pub touched: usize,
 }
 
@@ -61,7 +61,7 @@ impl CpuLaunch for AttentionRowsTasks {
 }
 
 impl AttentionRowsTasks {
-    /// Arguments of what follows attention of so many rows, without addresses.
+    /// Arguments of the row work after attention of this many rows, without addresses.
     fn bound_arguments(&self, rows: usize) -> Vec<BoundArg> {
         let others = self.launch.args[self.kernel.operands()..].iter();
         let mut args: Vec<BoundArg> = others.map(|arg| bind_row(&arg.leading, arg.table_rows, self.touched)).collect();
@@ -80,23 +80,23 @@ struct AttentionRowsTask {
     joined: usize,
     axes: Vec<Axis>,
     workers: Vec<PerWorker<Worker>>,
-    /// What ranges of keys leave for the second step.
+    /// Results of ranges of keys, for the second step.
     partials: Vec<f32>,
     /// Floats that the result of attention takes of the shared memory: row after row, in its dtype.
     merged: usize,
-    /// Tasks done of each row; of a tile, those of its first row count.
+    /// Finished tasks of each row; for a tile, those of its first row.
     done: Vec<AtomicUsize>,
 }
 
-/// What one worker has to itself.
+/// The private data of one worker.
 struct Worker {
     attention: Scratch,
-    /// Arguments of what follows, the rows among them, and its memory.
+    /// Arguments of the row work, including the rows, and its workspace.
     args: Vec<BoundArg>,
     after: simd::Scratch,
 }
 
-/// What all tasks of a run share.
+/// The data shared by all tasks of a run.
 struct Shares<'a> {
     job: Forward<'a>,
     merged: Heads,
@@ -140,7 +140,7 @@ impl CpuTask for AttentionRowsTask {
 }
 
 impl AttentionRowsTask {
-    /// Takes note of where the arguments of what follows lie, and counts anew.
+    /// Records the addresses of the row work's arguments, and resets the counters.
     fn bind_rows(&mut self, addresses: &[*mut u8], shared: *mut f32) {
         let kernel = &*self.kernel;
         for worker in &mut self.workers {
@@ -153,7 +153,7 @@ impl AttentionRowsTask {
         self.done.iter_mut().for_each(|done| *done.get_mut() = 0);
     }
 
-    /// Ends some rows of one head (of a group of heads, when decoding), and goes on with rows whose heads are all done.
+    /// Finishes some rows of one head (of a group of heads, when decoding), and runs the row work on rows whose heads are all finished.
     ///
     /// # Safety
     /// As for [`CpuTask::run`]; the worker is of this thread, and the task runs once.
@@ -171,7 +171,7 @@ impl AttentionRowsTask {
         let Ended { batch, head, query, rows } = attention.ended(task);
         let first = batch * merged.batch + head / self.joined * self.joined * merged.head + query * merged.position;
         let rows = first / epilogue.cols..first / epilogue.cols + rows;
-        // What others wrote before they counted is seen by the one who counts last.
+        // The worker that counts last sees what the others wrote before they counted.
         if self.done[rows.start].fetch_add(1, Ordering::AcqRel) + 1 < attention.tasks_of_row(self.joined) {
             return;
         }

@@ -1,6 +1,6 @@
 //! Bytes of x86-64 instructions: VEX for AVX2, EVEX for AVX-512, and a few of the general registers.
 //!
-//! An encoder of our own: generated code needs a table of some 80 instructions of few shapes, where a crate encodes all of x86. The
+//! Our own encoder: generated code needs a table of about 80 instructions of few shapes, while a crate would encode all of x86. The
 //! tests compare bytes with what GNU `as` makes of the listing.
 
 mod general;
@@ -13,19 +13,19 @@ pub use general::{Arithmetic, Condition};
 pub use operands::*;
 pub use table::*;
 
-/// A place in the code that jumps go to.
+/// A jump target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Label(usize);
 
-/// Writes instructions, and then the constants behind them.
+/// Writes instructions, followed by constants.
 #[derive(Debug)]
 pub struct Assembler {
     bytes: Vec<u8>,
     constants: Vec<u8>,
-    /// Where a displacement stands that counts from the constants, and the end of its instruction.
+    /// The position of a displacement relative to the constants, and the end of its instruction.
     to_constants: Vec<(usize, usize)>,
     labels: Vec<Option<usize>>,
-    /// Where the displacement of a jump stands.
+    /// The position of a jump's displacement.
     jumps: Vec<(usize, Label)>,
     /// EVEX, or else VEX.
     pub evex: bool,
@@ -73,7 +73,7 @@ impl Assembler {
         self.listing.iter().zip(ends).map(|((at, line), end)| (line.clone(), self.bytes[*at..end].to_vec())).collect()
     }
 
-    /// Where a constant of these bytes is; equal ones are one. Their number is a power of two.
+    /// The position of a constant with these bytes; equal ones are shared. Their number is a power of two.
     pub fn constant(&mut self, bytes: &[u8]) -> usize {
         let found = self.constants.chunks_exact(bytes.len()).position(|chunk| chunk == bytes);
         found.map_or_else(
@@ -92,7 +92,7 @@ impl Assembler {
         Label(self.labels.len() - 1)
     }
 
-    /// Puts a label here.
+    /// Binds a label to the current position.
     pub fn place(&mut self, label: Label) {
         self.labels[label.0] = Some(self.bytes.len());
         self.list(|| format!("L{}:", label.0));
@@ -292,7 +292,7 @@ impl Assembler {
         }
     }
 
-    /// Ends the use of the upper halves of vectors.
+    /// Clears the upper halves of vectors (`vzeroupper`).
     pub fn zero_upper(&mut self) {
         self.list(|| "vzeroupper".to_string());
         self.bytes.extend_from_slice(&[0xC5, 0xF8, 0x77]);

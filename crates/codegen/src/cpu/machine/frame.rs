@@ -1,4 +1,4 @@
-//! What generated code finds where: the context it is called with, its general registers, its frame on the stack.
+//! The layout that generated code uses: the context it is called with, its general registers, its stack frame.
 
 use std::mem::offset_of;
 
@@ -6,13 +6,13 @@ use deuteron_graph::Dtype;
 
 use super::encode::{self as x86, Arithmetic, Assembler, Condition, General, Memory};
 
-/// What the code of a program is called with: some rows.
+/// The argument of a program's code: some rows.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Context {
     /// Rows in flight, 1 at least.
     pub count: u64,
-    /// Where each argument's row starts, for each row in flight; then the same for the rows that come next, for prefetches.
+    /// Addresses of each argument's row, for each row in flight; then the same for the next rows, for prefetches.
     pub addresses: *const *mut u8,
     /// Scalars: a block of 16 for each, a lane for each row in flight.
     pub lanes: *mut f32,
@@ -22,11 +22,11 @@ pub struct Context {
     pub partials: *mut f32,
     /// Columns from here ...
     pub begin: u64,
-    /// ... to here are worked on.
+    /// ... to here are processed.
     pub end: u64,
     /// The first row.
     pub row: u64,
-    /// What is added to column numbers.
+    /// An offset of column numbers.
     pub origin: u64,
     /// Pairs of a divisor and a modulus.
     pub axes: *const u64,
@@ -49,13 +49,13 @@ pub const ADDRESSES: General = x86::R13;
 pub const COLUMN: General = x86::R14;
 /// The last column that a whole body of the loop can start at.
 pub const LIMIT: General = x86::R15;
-/// Registers for addresses that the loop of a pass uses most.
+/// Registers for the addresses that the loop of a pass uses most.
 const POINTERS: [General; 6] = [x86::RSI, x86::RDI, x86::R8, x86::R9, x86::R10, x86::R11];
 
 /// Bytes of a block of scalars.
 const BLOCK_BYTES: i32 = 64;
 
-/// A place of the stack frame, by its distance from the start.
+/// A slot of the stack frame, by its offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot(i32);
 
@@ -92,7 +92,7 @@ const KEEPS: Slot = Slot(144);
 pub const MOST_KEEPS: usize = 8;
 const GATHERED: i32 = 320;
 
-/// What an address register holds.
+/// The contents of an address register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pointer {
     Argument(u16),
@@ -100,14 +100,14 @@ pub enum Pointer {
     Partials,
 }
 
-/// Places of one pass.
+/// The layout of one pass.
 #[derive(Debug, Clone)]
 pub struct Frame {
     /// Vectors of a loop's body.
     pub vectors: usize,
     /// Of each argument.
     pub dtypes: Vec<Dtype>,
-    /// Whether an argument is written past the caches.
+    /// Whether an argument is written with streaming stores.
     pub streams: Vec<bool>,
     /// Bytes of one kept row, and of all those of a row.
     pub kept_row: usize,
@@ -129,7 +129,7 @@ impl Frame {
         GATHERED + (self.reductions * self.vectors) as i32 * BLOCK_BYTES
     }
 
-    /// The slot of a value that left its register.
+    /// The slot of a spilled value.
     pub fn spill(&mut self, number: usize) -> Slot {
         let slot = self.start_of_spills() + number as i32 * BLOCK_BYTES;
         self.bytes = self.bytes.max(slot + BLOCK_BYTES);
@@ -184,7 +184,7 @@ impl Frame {
         Memory::at(base, (first * bytes) as i32).indexed(COLUMN, bytes.trailing_zeros() as u8)
     }
 
-    /// What stands so many bytes behind the element of an argument at the loop's column.
+    /// The memory operand at this many bytes after the element of an argument at the loop's column.
     pub fn argument_behind(&self, assembler: &mut Assembler, arg: u16, bytes: usize) -> Memory {
         let at = self.argument(assembler, arg, 0);
         Memory { displacement: bytes as i32, ..at }

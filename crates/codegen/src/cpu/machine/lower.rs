@@ -1,4 +1,4 @@
-//! Instructions of a tile program to operations on lanes.
+//! Lowers instructions of a tile program to operations on lanes.
 
 use std::collections::HashMap;
 
@@ -15,19 +15,19 @@ use crate::cpu::simd::{Function, Step, StepVisitor, Visitor, destination, tree, 
 /// The strip work of a pass as operations on lanes.
 #[derive(Debug, Default)]
 pub struct Strip {
-    /// What one vector of columns goes through.
+    /// The operations on one vector of columns.
     pub ops: Vec<Op>,
     pub reductions: Vec<Reduction>,
-    /// What makes each set of random numbers, a group of `4 * WIDTH` at a time.
+    /// The generation of each set of random numbers, a group of `4 * WIDTH` at a time.
     pub keeps: Vec<Vec<Op>>,
 }
 
 /// A reduction of a pass.
 #[derive(Debug)]
 pub struct Reduction {
-    /// What each lane starts with.
+    /// The initial value of each lane.
     pub start: f32,
-    /// All lanes to one, and that to its scalar.
+    /// Combines all lanes into one, stored in its scalar.
     pub tree: Vec<Op>,
 }
 
@@ -50,7 +50,7 @@ impl Strip {
     }
 }
 
-/// What `write` notes down on the recorder of a target.
+/// The operations that `write` records for a target.
 pub fn record(target: Target, program: &TileProgram, write: impl FnOnce(&dyn Notes)) -> Vec<Op> {
     let code = Code::default();
     match target {
@@ -60,14 +60,14 @@ pub fn record(target: Target, program: &TileProgram, write: impl FnOnce(&dyn Not
     code.finish()
 }
 
-/// Writes instructions down on one of the recorders.
+/// Records instructions with one of the recorders.
 struct Lowering<'a, S> {
     simd: S,
     code: &'a Code,
     program: &'a TileProgram,
 }
 
-/// Where values are while a pass is written down.
+/// Locations of values while a pass is recorded.
 #[derive(Default)]
 struct Known {
     tiles: HashMap<u16, Value>,
@@ -75,7 +75,7 @@ struct Known {
     arguments: HashMap<u16, Value>,
 }
 
-/// What is noted down on either recorder.
+/// Recording, for either recorder.
 pub trait Notes {
     fn strip(&self, insts: &[Inst]) -> Vec<(TileReduce, u16)>;
     /// Row work that computes scalars of all rows in flight.
@@ -92,7 +92,7 @@ impl<S> Notes for Lowering<'_, S>
 where
     S: Arithmetic<Float = Value, Int = Value, Mask = Value, Half = Value, Byte = Value>,
 {
-    /// Notes the strip work of a pass; says which reductions it has, and where they go.
+    /// Records the strip work of a pass; returns its reductions and their destinations.
     fn strip(&self, insts: &[Inst]) -> Vec<(TileReduce, u16)> {
         let mut known = Known::default();
         let mut reductions = Vec::new();
@@ -291,7 +291,7 @@ impl<S: Arithmetic<Float = Value>> StepVisitor for Tree<S> {
     }
 }
 
-/// What the lanes of a reduction start with.
+/// The initial lanes of a reduction.
 struct Start;
 
 impl StepVisitor for Start {

@@ -1,4 +1,4 @@
-//! Memory that code runs from: written while nobody can run it, and run when nobody can write it.
+//! Memory for generated code: never writable and executable at the same time (W^X).
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::frame::Context;
 pub struct Executable(Mmap);
 
 impl Executable {
-    /// Copies code to pages of its own, if the system gives some.
+    /// Copies code to its own pages, if the system provides them.
     pub fn new(code: &[u8]) -> std::io::Result<Executable> {
         let mut pages = MmapMut::map_anon(code.len())?;
         pages.copy_from_slice(code);

@@ -1,8 +1,8 @@
-//! Machine code of tile programs on x86-64, made when a kernel is loaded.
+//! Machine code of tile programs on x86-64, generated when a kernel is loaded.
 //!
-//! A [`TileProgram`] is compiled as it stands, so that emitter, listing and cost model stay one path with the interpreter
-//! ([`simd`](super::simd)), which runs whatever has no code. What differs is where values live: the interpreter runs one instruction
-//! over a strip before the next one, through tiles in L1; here one vector goes through the whole strip work of a pass in registers.
+//! A [`TileProgram`] is compiled directly, so that emitter, listing and cost model are shared with the interpreter
+//! ([`simd`](super::simd)), which runs programs without code. The difference is the location of values: the interpreter runs one instruction
+//! over a strip before the next one, through tiles in L1; here one vector passes through the whole strip work of a pass in registers.
 //!
 //! | file | does |
 //! |---|---|
@@ -10,11 +10,11 @@
 //! | `lower.rs` | instructions of a program to such operations |
 //! | `vectors.rs` | operations to instructions, values to registers |
 //! | `pass.rs` | the loops over rows and columns, row work, random numbers, prefetches |
-//! | `frame.rs` | what is where: the context, general registers, the stack |
+//! | `frame.rs` | the layout of the context, general registers and the stack |
 //! | `encode.rs` | bytes of instructions, and their listing |
 //! | `memory.rs` | pages that are written, then run, never both |
 //!
-//! Results have the bits of the interpreter of the same instruction set, but for the payload of a NaN.
+//! Results have the bits of the interpreter of the same instruction set, except for the payload of a NaN.
 
 mod encode;
 mod frame;
@@ -67,20 +67,20 @@ pub enum Uncovered {
     Memory,
 }
 
-/// Bytes of a frame on the stack, at most: a page, behind which a guard stands.
+/// Maximum bytes of a stack frame: a page, since a guard page may follow.
 const MOST_STACK: usize = 4096;
 
-/// Bytes of kept rows of a row, and of column sums, at most: instructions count to them with 31 bits.
+/// Maximum bytes of a row's kept rows, and of column sums: displacements have 31 bits.
 const MOST_BYTES: usize = 1 << 30;
 
-/// Bytes between what the interpreter's scratch memory keeps, which code shares.
+/// Alignment in the interpreter's workspace, which code shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places {
     /// Elements of one kept row.
     pub kept_row: usize,
     /// Elements of all kept rows of one row in flight.
     pub kept_rows: usize,
-    /// Rows in flight, at most.
+    /// Maximum rows in flight.
     pub rows: usize,
 }
 
@@ -91,7 +91,7 @@ pub struct Code {
 }
 
 impl Code {
-    /// Compiles a program; `streams` says for each argument whether it is written past the caches.
+    /// Compiles a program; `streams` says for each argument whether it is written with streaming stores.
     pub fn compile(target: Target, program: &TileProgram, places: Places, streams: &[bool]) -> Result<Code, Uncovered> {
         let (bytes, _) = assemble(target, program, places, streams, false)?;
         let executable = Executable::new(&bytes).map_err(|_| Uncovered::Memory)?;

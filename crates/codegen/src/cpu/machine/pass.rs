@@ -171,7 +171,7 @@ impl Passes<'_> {
         });
     }
 
-    /// Which leaves stay in registers: as many as leave enough for all else.
+    /// The leaves that stay in registers: as many as leave enough registers for the rest.
     fn hold(&mut self, strip: &Strip) -> Result<Held, TooManyMasks> {
         let registers = self.target.registers();
         let vectors = self.frame.vectors as u8;
@@ -197,7 +197,7 @@ impl Passes<'_> {
         Ok(Held { leaves: Vec::new(), gathered })
     }
 
-    /// How many values would go to the stack.
+    /// Number of values that would spill.
     fn spills(&self, strip: &Strip, held: &Held) -> Result<usize, TooManyMasks> {
         let mut trial = Assembler::new(self.target.is_avx512(), false);
         let mut frame = self.frame.clone();
@@ -209,8 +209,8 @@ impl Passes<'_> {
         Ok(spills)
     }
 
-    /// What a pass asks for ahead. While a pass computes on a row that is in the cache, memory would rest: so the lines of the rows
-    /// that come next are shared out over all passes. Of rows that are too long for that, each line is asked for by its first reader.
+    /// The prefetches of a pass. While a pass computes on a row that is in the cache, memory would be idle, so prefetches of the next
+    /// rows are distributed over all passes. For rows that are too long for that, the first reader of each line prefetches it.
     fn prefetches(&self, number: usize) -> Vec<Prefetch> {
         let program = self.program;
         let passes: Vec<usize> =
@@ -240,7 +240,7 @@ impl Passes<'_> {
     }
 }
 
-/// Bytes of a row up to which the next one fits L1 beside it, and up to which it fits L2.
+/// Maximum bytes of a row such that the next one also fits L1, and such that it fits L2.
 const SHORT_ROW: usize = 8 << 10;
 const LONG_ROW: usize = 256 << 10;
 

@@ -1,7 +1,7 @@
-//! Straight-line code on lanes: what one vector of columns goes through, each result a value that is made once.
+//! Straight-line code on lanes: the operations on one vector of columns, in static single assignment.
 //!
-//! The mathematics is not written here. [`Recorder512`] and [`Recorder256`] are instruction sets like those that execute
-//! ([`Arithmetic`]), but for each operation they note down what an instruction set would do.
+//! The mathematics is not defined here. [`Recorder512`] and [`Recorder256`] implement the same interface as executing instruction sets
+//! ([`Arithmetic`]), but record each operation instead of executing it.
 
 use std::cell::RefCell;
 
@@ -75,7 +75,7 @@ pub enum One {
     NarrowHalf,
 }
 
-/// What a comparison asks.
+/// A comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
     Less,
@@ -85,7 +85,7 @@ pub enum Question {
     EqualInt,
 }
 
-/// An operation. Effects are operations that make no value.
+/// An operation. Effects are operations without a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// The bits of all lanes.
@@ -100,7 +100,7 @@ pub enum Op {
     Load(u16),
     /// Lanes of a kept row.
     Kept(u16),
-    /// Lanes of a column sum, whose elements start so many behind the first sum's.
+    /// Lanes of a column sum, whose elements start this many behind the first sum's.
     Partial(u32),
     /// The first column of the vector, in all lanes.
     Column,
@@ -166,7 +166,7 @@ impl Op {
         )
     }
 
-    /// The same again at any time, without a register in between.
+    /// Can be recomputed at any time without a register.
     pub fn is_leaf(self) -> bool {
         matches!(self, Op::Const(_) | Op::CountUp | Op::Scalar(_))
     }
@@ -183,7 +183,7 @@ pub struct Code {
 }
 
 impl Code {
-    /// Notes an operation; one that was noted before is the same value again.
+    /// Records an operation; equal operations share a value.
     pub fn push(&self, op: Op) -> Value {
         let mut ops = self.ops.borrow_mut();
         let known = match op.touches_memory() {
@@ -196,7 +196,7 @@ impl Code {
         }) as u32)
     }
 
-    /// What was noted, without values that nobody reads.
+    /// The recorded operations, without unused values.
     pub fn finish(self) -> Vec<Op> {
         let ops = self.ops.into_inner();
         let mut is_read = vec![false; ops.len()];
@@ -237,11 +237,11 @@ fn rename(op: Op, to: &[Value]) -> Op {
     }
 }
 
-/// AVX-512, noted down.
+/// Recorder for AVX-512.
 #[derive(Debug, Clone, Copy)]
 pub struct Recorder512<'a>(pub &'a Code);
 
-/// AVX2, noted down.
+/// Recorder for AVX2.
 #[derive(Debug, Clone, Copy)]
 pub struct Recorder256<'a>(pub &'a Code);
 

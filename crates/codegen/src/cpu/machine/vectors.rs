@@ -1,7 +1,7 @@
-//! One vector of columns through straight-line code: which register holds which value, and which instruction makes it.
+//! Register allocation and instruction selection for straight-line code on one vector of columns.
 //!
-//! Registers are given out in one walk. A value leaves its register after its last reader; where all are taken, the value that is read
-//! furthest ahead goes to a slot of the stack. Constants and row scalars are operands in memory, unless there are registers to hold them
+//! Registers are allocated in one pass. A value frees its register after its last reader; if all are in use, the value that is read
+//! furthest ahead is spilled to the stack. Constants and row scalars are memory operands, unless there are registers to hold them
 //! across the whole loop.
 
 mod instructions;
@@ -67,7 +67,7 @@ pub struct Variant {
     pub vector: usize,
     /// Only some lanes count.
     pub tail: bool,
-    /// Results go past the caches.
+    /// Results use streaming stores.
     pub stream: bool,
 }
 
@@ -91,7 +91,7 @@ enum Owner {
     Value(Value),
 }
 
-/// Emits `ops` for one vector; says how many slots of the stack that took.
+/// Emits `ops` for one vector; returns the number of stack slots used.
 pub fn emit(
     assembler: &mut Assembler,
     target: Target,
@@ -190,7 +190,7 @@ impl Walk<'_> {
         self.registers[value.index()].or_else(|| self.held(value))
     }
 
-    /// A register that nobody needs, after sending to the stack what is read furthest ahead.
+    /// A free register, after spilling the value that is read furthest ahead if necessary.
     fn free(&mut self) -> u8 {
         let count = usize::from(self.target.registers());
         let found = (0..count)
@@ -220,7 +220,7 @@ impl Walk<'_> {
         register
     }
 
-    /// A register that is nobody's after this operation.
+    /// A register that is free after this operation.
     fn temporary(&mut self) -> u8 {
         let register = self.free();
         self.locked.push(register);
@@ -282,7 +282,7 @@ impl Walk<'_> {
         load_leaf(self.assembler, self.target, self.frame, op, to);
     }
 
-    /// Frees the registers of operands that nobody reads again.
+    /// Frees the registers of operands without further readers.
     fn release(&mut self, op: Op) {
         for value in op.operands() {
             if self.next_use(value).is_some() {

@@ -1,13 +1,13 @@
-//! Prefetches: what the next row, or the next strip, will read.
+//! Prefetches of the next row or the next strip.
 //!
-//! While an instruction computes on tiles, no load is under way, and the prefetcher of the hardware stops at the end of
-//! a page. So each instruction of a strip first asks for its share of the lines that come next.
+//! While an instruction computes on tiles, no loads are in flight, and hardware prefetchers stop at the end of
+//! a page. So each instruction of a strip first prefetches its share of the next lines.
 
 use super::lanes::Simd;
 use super::launch::Launch;
 use super::store::LINE;
 
-/// Lines still to ask for.
+/// Lines still to prefetch.
 pub(super) struct Ahead {
     /// Arguments read or written along the row, in any pass.
     reads: Vec<usize>,
@@ -35,7 +35,7 @@ impl Ahead {
         Ahead { ranges: Vec::with_capacity(reads.len() * rows), reads, steps: steps * rows, parts: 1 }
     }
 
-    /// Forgets what is left, and spreads what is planned from now on over `parts` steps.
+    /// Drops the remaining prefetches, and distributes those planned from now on over `parts` steps.
     pub fn start(&mut self, parts: usize) {
         self.ranges.clear();
         self.parts = parts;
@@ -49,8 +49,8 @@ impl Ahead {
         }
     }
 
-    /// Plans the rows that come next, at `next` (offsets of all arguments for each of `rows` rows), of every argument
-    /// whose row changes. Rows that follow each other are one range.
+    /// Plans prefetches of the next rows, at `next` (offsets of all arguments for each of `rows` rows), of every argument
+    /// whose row changes. Consecutive rows are one range.
     pub fn next_rows(&mut self, launch: &Launch<'_>, next: &[usize], rows: usize, cols: usize) {
         self.start(self.steps);
         let args = launch.args.len();
@@ -82,7 +82,7 @@ impl Ahead {
         }
     }
 
-    /// Asks for one step's share.
+    /// Prefetches one step's share.
     #[inline]
     pub fn issue<S: Simd>(&mut self, simd: S) {
         for range in &mut self.ranges {

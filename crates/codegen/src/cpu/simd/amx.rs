@@ -26,7 +26,7 @@ impl TileShape {
     /// All of a tile.
     pub const FULL: TileShape = TileShape { rows: ROWS as u8, row_bytes: ROW_BYTES as u16 };
 
-    /// Whether the CPU takes it.
+    /// Whether the CPU supports it.
     fn is_valid(self) -> bool {
         let used = (self.rows == 0) == (self.row_bytes == 0);
         used && self.rows <= 16 && self.row_bytes <= 64 && self.row_bytes.is_multiple_of(4)
@@ -47,7 +47,7 @@ mod machine {
     pub struct Amx(());
 
     impl Amx {
-        /// Asks CPU and kernel, once a process.
+        /// Queries CPU and kernel, once per process.
         pub fn detect() -> Option<Amx> {
             static GRANTED: OnceLock<bool> = OnceLock::new();
             GRANTED.get_or_init(|| cpu_has_tiles() && kernel_grants_tiles()).then_some(Amx(()))
@@ -56,7 +56,7 @@ mod machine {
         /// Configures the tiles of this thread and sets them to zero. Costs about 100 ns with the release at the end.
         ///
         /// # Panics
-        /// If a form is none.
+        /// If a form is invalid.
         pub fn configure(self, forms: &[TileShape; 8]) -> Tiles {
             assert!(forms.iter().all(|form| form.is_valid()), "forms of tiles: {forms:?}");
             let mut config = Config([0; 64]);

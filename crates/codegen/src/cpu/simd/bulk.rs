@@ -8,7 +8,7 @@ use super::store::{Elements, store};
 use super::sweep::{Input, Output};
 use super::{Isa, Task};
 
-/// Copies `from` to `to`, past the caches if `streaming`: the yardstick of bandwidth.
+/// Copies `from` to `to`, with streaming stores if `streaming`: the reference for bandwidth.
 ///
 /// # Panics
 /// If the lengths differ.

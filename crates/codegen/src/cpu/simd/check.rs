@@ -1,18 +1,18 @@
-//! What a well-formed program is. The loops rely on it: places are not checked again when they run.
+//! Invariants of a well-formed program. The loops rely on them and do not check again.
 
 use deuteron_graph::Dtype;
 
 use super::scratch::{destination, sources};
 use crate::cpu::program::{Access, Dst, Inst, Src, TileProgram};
 
-/// Where an instruction stands.
+/// The position of an instruction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Row,
     Strip,
 }
 
-/// Panics unless every place is in range and every instruction stands where it can run.
+/// Panics unless every operand is in range and every instruction is in a valid position.
 pub(super) fn check(program: &TileProgram) {
     assert!(!program.flat || program.kept == 0, "a flat program keeps no rows, got {}", program.kept);
     for (arg, spec) in program.args.iter().enumerate() {
@@ -68,7 +68,7 @@ fn check_destination(program: &TileProgram, inst: Inst) {
     }
 }
 
-/// Scalars are row work, lanes are strip work; one element a row is loaded and stored in row work.
+/// Scalars are row work, lanes are strip work; one element per row is loaded and stored in row work.
 fn check_stage(program: &TileProgram, inst: Inst, stage: Stage) {
     let row = stage == Stage::Row;
     if let Some(dst) = destination(inst) {
@@ -78,7 +78,7 @@ fn check_stage(program: &TileProgram, inst: Inst, stage: Stage) {
         Inst::Load { arg, .. } | Inst::Store { arg, .. } => {
             in_range(inst, arg, program.args.len());
             let spec = program.args[usize::from(arg)];
-            assert_eq!(row, spec.access == Access::PerRow, "row work moves one element a row, got {inst:?}");
+            assert_eq!(row, spec.access == Access::PerRow, "row work moves one element per row, got {inst:?}");
             assert!(spec.access != Access::Columns, "only a partial writes columns, got {inst:?}");
             assert!(spec.written || !matches!(inst, Inst::Store { .. }), "expected a written argument in {inst:?}");
         }

@@ -17,7 +17,7 @@ pub struct Compiled {
     pub(super) code: Arc<Code>,
 }
 
-/// Makes machine code of a program for arguments that stream as these do.
+/// Generates machine code of a program for arguments with these streaming flags.
 ///
 /// # Errors
 /// Why there is none: the interpreter runs the program.

@@ -1,4 +1,4 @@
-//! Storage formats: elements to `f32` (or `i32`) lanes, and back.
+//! Storage formats: conversion of elements to `f32` (or `i32`) lanes, and back.
 //!
 //! | format  | to lanes             | from lanes                                                     |
 //! |---------|----------------------|----------------------------------------------------------------|
@@ -64,7 +64,7 @@ impl Format for Word {
 pub(crate) trait HalfFormat: Copy {
     fn widen<S: Arithmetic>(simd: S, a: S::Half) -> S::Float;
     fn narrow<S: Arithmetic>(simd: S, a: S::Float) -> S::Half;
-    /// What a store leaves and a load gives back.
+    /// The value after a store and a load.
     #[inline(always)]
     fn round<S: Arithmetic>(simd: S, a: S::Float) -> S::Float {
         Self::widen(simd, Self::narrow(simd, a))
@@ -77,7 +77,7 @@ pub(crate) trait ByteFormat: Copy {
     fn narrow<S: Arithmetic>(simd: S, a: S::Float) -> S::Byte;
 }
 
-/// Reads and writes of the two narrow widths are the same but for the vector type.
+/// Reads and writes of the two narrow widths differ only in the vector type.
 macro_rules! narrow_format {
     ($format:ty, $shape:ident, $element:ty, $load:ident, $store:ident, $stream:ident) => {
         impl Format for $format {

@@ -1,4 +1,4 @@
-//! The vector machine: what an instruction set must offer, and nothing that could be written above it.
+//! The vector machine: the minimal interface of an instruction set.
 //!
 //! A value of a type that implements [`Simd`] proves that the CPU has the instructions, so register-to-register methods
 //! are safe. They are `#[inline(always)]` and meant to be called only below [`Simd::enter`], which turns the
@@ -43,14 +43,14 @@ pub(super) use methods;
 
 /// A loop that runs with the instruction set turned on.
 pub trait Kernel {
-    /// What it gives.
+    /// Its result.
     type Output;
     /// Must be `#[inline(always)]` in every implementation, and so must all that it calls on lanes.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
 /// `WIDTH` lanes of 32 bits. Float operations follow IEEE 754 with rounding to nearest even unless they say otherwise.
-/// Work within registers, on `WIDTH` lanes of 32 bits. What is written above it alone is executed by a [`Simd`], and recorded for a code
+/// Work within registers, on `WIDTH` lanes of 32 bits. Functions written only in terms of it are executed by a [`Simd`], and recorded for a code
 /// generator by [`Recorder`](crate::cpu::machine).
 pub trait Arithmetic: Copy {
     /// Lanes of a vector: a divisor of 16.
@@ -82,9 +82,9 @@ pub trait Arithmetic: Copy {
     fn mul_add(self, a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
     /// `c - a * b`, rounded once if the machine has the instruction.
     fn neg_mul_add(self, a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
-    /// The smaller one; NaN if `b` is NaN. What a NaN in `a` gives is left to the machine.
+    /// The smaller one; NaN if `b` is NaN. The result for a NaN in `a` depends on the machine.
     fn lesser(self, a: Self::Float, b: Self::Float) -> Self::Float;
-    /// The larger one; NaN if `b` is NaN. What a NaN in `a` gives is left to the machine.
+    /// The larger one; NaN if `b` is NaN. The result for a NaN in `a` depends on the machine.
     fn greater(self, a: Self::Float, b: Self::Float) -> Self::Float;
     /// To the nearest integer, ties to even.
     fn round(self, a: Self::Float) -> Self::Float;
@@ -247,7 +247,7 @@ pub trait Simd: Arithmetic {
     /// `WIDTH` elements at `to` can be written. Any alignment.
     unsafe fn store(self, to: *mut f32, a: Self::Float);
     /// # Safety
-    /// As `store`, and `to` is a multiple of the vector's bytes. The write passes by the caches where the machine can,
+    /// As `store`, and `to` is a multiple of the vector's bytes. The store bypasses the caches where the machine supports it,
     /// and other threads see it only after [`Simd::fence`].
     #[inline(always)]
     unsafe fn stream(self, to: *mut f32, a: Self::Float) {
@@ -287,7 +287,7 @@ pub trait Simd: Arithmetic {
     /// Orders earlier `stream`s before later stores, for other threads.
     #[inline(always)]
     fn fence(self) {}
-    /// Asks for the cache line at `address`, which need not be readable.
+    /// Prefetches the cache line at `address`, which need not be readable.
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
     /// As `prefetch`, for a line that will be written.

@@ -1,8 +1,8 @@
-//! What a program is run on: addresses, leading axes, and the walk over rows.
+//! The data of a run: addresses, leading axes, and the iteration over rows.
 
 use crate::cpu::program::TileProgram;
 
-/// Leading axes of an argument, at most.
+/// Maximum leading axes of an argument.
 pub const MAX_LEADING: usize = 7;
 
 /// One leading axis of an argument.
@@ -25,7 +25,7 @@ pub struct BoundArg {
     pub rank: usize,
     /// `GatheredRow` only: rows of the table, whose row stride is `dims[0].stride`.
     pub table_rows: usize,
-    /// Written arguments: write past the caches. Pays when the output is larger than the cache and not read soon.
+    /// For written arguments, whether to use streaming stores, which pays if the output is larger than the cache and not read soon.
     pub streaming: bool,
 }
 
@@ -44,7 +44,7 @@ pub struct Axis {
     pub modulo: usize,
 }
 
-/// A program and what it runs on.
+/// A program and its data.
 pub struct Launch<'a> {
     /// What to run.
     pub program: &'a TileProgram,
@@ -56,7 +56,7 @@ pub struct Launch<'a> {
     pub window: Option<(usize, usize)>,
 }
 
-/// An index picked a row that its table does not have. Rows before it are done.
+/// An index is out of range of its table. Rows before it are finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("row {row}, argument {arg}: expected an index in 0..{table_rows}, got {index}")]
 pub struct Fault {

@@ -1,4 +1,4 @@
-//! Memory of one thread in whole cache lines, so that every place in it can be a multiple of 64 bytes.
+//! Memory of one thread in whole cache lines, for 64-byte alignment.
 
 use deuteron_graph::memory;
 
@@ -14,7 +14,7 @@ pub struct Lines(Vec<Line>);
 struct Line([f32; LINE]);
 
 impl Lines {
-    /// At least so many elements, all 0, or unwinds as [`memory`] says.
+    /// At least this many elements, all 0, or unwinds as [`memory`] says.
     pub fn new(elements: usize) -> Lines {
         Lines(memory::zeros(elements.div_ceil(LINE)))
     }

@@ -1,4 +1,4 @@
-//! Loops whose lanes do not meet: functions of one to three values, and moves between formats.
+//! Elementwise loops: functions of one to three values, and conversions between formats.
 
 use deuteron_graph::{BinaryOp, CompareOp, Dtype, UnaryOp};
 
@@ -14,7 +14,7 @@ pub(in crate::cpu) trait Function<const N: usize>: Copy {
     fn apply<S: Arithmetic>(self, simd: S, x: [S::Float; N]) -> S::Float;
 }
 
-/// Lanes that a loop makes.
+/// Lanes that a loop computes.
 pub(super) trait Lanes {
     /// # Safety
     /// Columns `i .. i + WIDTH` of what they are made of can be read.
@@ -159,7 +159,7 @@ pub(in crate::cpu) trait Visitor {
     fn visit<F: Function<N>, const N: usize>(self, function: F, operands: [Src; N]) -> Self::Output;
 }
 
-/// Hands the function of an instruction that computes lanes from lanes to `visitor`; none for moves, indices and reductions.
+/// Passes the function of an elementwise instruction to `visitor`; none for moves, indices and reductions.
 pub(in crate::cpu) fn visit<V: Visitor>(inst: Inst, visitor: V) -> Option<V::Output> {
     Some(match inst {
         Inst::Unary { op, a, .. } => visit_unary(op, a, visitor),
@@ -396,7 +396,7 @@ impl<T: Format> Lanes for Widen<T> {
     }
 }
 
-/// A computation whose results can be reduced in the same sweep.
+/// A computation whose results can be reduced in the same loop.
 #[derive(Clone, Copy)]
 pub(super) enum Chained {
     Add([Input; 2]),

@@ -162,7 +162,7 @@ impl Isa {
 
 /// Work that is written for any vector machine; it calls [`Simd::enter`] for its loops.
 pub trait Task {
-    /// What it gives.
+    /// Its result.
     type Output;
     /// Runs with one.
     fn with<S: Simd>(self, simd: S) -> Self::Output;

@@ -1,4 +1,4 @@
-//! Any CPU but x86-64, which has `sse2.rs`: 4 lanes in arrays. LLVM makes vectors of them where the target's baseline has any.
+//! Any CPU except x86-64, which has `sse2.rs`: 4 lanes in arrays, which LLVM vectorises if the target's baseline has vectors.
 //!
 //! There is no fused multiply-add: without the instruction `f32::mul_add` is a library call of some 50 cycles.
 

@@ -1,7 +1,7 @@
-//! Reductions over a row: 64 lanes that gather, then one fixed tree.
+//! Reductions over a row: 64 accumulator lanes, combined in one fixed tree.
 //!
-//! Column `c` goes to lane `c % 64` and lanes meet as `(i, i + 32)`, then `(i, i + 16)`, down to `(0, 1)`. The order
-//! is the same for every vector width and for every split into strips. Lanes wait in memory between strips only; a row
+//! Column `c` goes to lane `c % 64`, and lanes are combined as `(i, i + 32)`, then `(i, i + 16)`, down to `(0, 1)`. The order
+//! is the same for every vector width and for every split into strips. Lanes are in memory only between strips; a row
 //! of one strip is reduced in registers.
 #![allow(clippy::needless_range_loop, reason = "`v` counts vectors and columns at once, and is unrolled away")]
 
@@ -10,26 +10,26 @@ use super::map::{Lanes, Made};
 use super::sweep::Input;
 use crate::cpu::program::{LANES, TileReduce};
 
-/// A strip of a row, and what its reduction needs; or several rows of one strip each.
+/// A strip of a row, with the state of its reduction; or several rows of one strip each.
 #[derive(Clone, Copy)]
 pub(super) struct Strip {
     /// Column of its first lane, a multiple of `LANES`.
     pub first: usize,
     pub length: usize,
-    /// No strip follows: the result is due.
+    /// Whether it is the last strip.
     pub last: bool,
-    /// Where lanes wait between strips: `2 * LANES` elements, values and then (for `ArgMax`) columns.
+    /// Lanes between strips: `2 * LANES` elements, values and then (for `ArgMax`) columns.
     pub lanes: *mut f32,
-    /// Where the result goes after the last strip, one vector of equal lanes.
+    /// The destination of the result after the last strip: one vector of equal lanes.
     pub into: *mut f32,
-    /// Where it goes as one of the lanes that row work reads; that of the next row is beside it.
+    /// Its destination as one of the lanes that row work reads; that of the next row is beside it.
     pub lane: *mut f32,
     pub rows: usize,
     /// Elements from one row's result to the next one's.
     pub small: usize,
 }
 
-/// Where the lanes of a reduction come from.
+/// The source of a reduction's lanes.
 trait Source: Copy {
     /// # Safety
     /// Columns `i .. i + WIDTH` are in the strip.
@@ -97,7 +97,7 @@ impl<L: Lanes + Copy> Source for Made<L> {
     }
 }
 
-/// Takes in one strip of lanes that are read. The strips of a row come in order, the first one at column 0.
+/// Accumulates one strip of lanes that are read. Strips of a row come in order, starting at column 0.
 ///
 /// # Safety
 /// `length` lanes of the source can be read, and the other places written.
@@ -108,7 +108,7 @@ pub(super) unsafe fn reduce<S: Simd>(simd: S, op: TileReduce, source: Read, stri
     }
 }
 
-/// Takes in one strip of lanes that are computed. `ArgMax` is not among the reductions that go with a computation.
+/// Accumulates one strip of computed lanes. `ArgMax` cannot be combined with a computation.
 ///
 /// # Safety
 /// As for [`reduce`], and the output can be written.
@@ -142,7 +142,7 @@ pub(in crate::cpu) trait StepVisitor {
     fn visit<T: Step>(self, step: T) -> Self::Output;
 }
 
-/// Hands the step of a reduction to `visitor`; `ArgMax` has a loop of its own.
+/// Passes the step of a reduction to `visitor`; `ArgMax` has a separate loop.
 pub(in crate::cpu) fn with_step<V: StepVisitor>(op: TileReduce, visitor: V) -> V::Output {
     match op {
         TileReduce::Sum => visitor.visit(Sum),
@@ -165,7 +165,7 @@ pub(super) fn of_nothing(op: TileReduce) -> f32 {
 
 /// A reduction, lane by lane.
 pub(in crate::cpu) trait Step: Copy {
-    /// What a lane starts with.
+    /// The initial value of a lane.
     const START: f32;
     fn take<S: Arithmetic>(self, simd: S, sum: S::Float, a: S::Float, b: S::Float) -> S::Float;
     /// Two lanes become one: by addition, unless the reduction is no sum.

@@ -17,13 +17,13 @@ use super::sweep::{Input, Output};
 use super::{Isa, Task};
 use crate::cpu::program::{Access, Dst, Inst, STRIP, Src, TileReduce};
 
-/// Elements of an argument that are not fetched ahead: 16 KiB are in the cache, or there before a plan to fetch them is made.
+/// Arguments of at most this many elements are not prefetched: 16 KiB are in the cache, or arrive before a prefetch would be planned.
 const NEAR: usize = 4096;
 
 /// Runs `launch` on rows `span` (elements, if the program is flat), adding to this chunk's `partials`, which hold the
 /// widths of `program.partials` one after another and start at zero.
 ///
-/// Bits do not depend on how rows are split into spans, but for `partials`, which are added up in row order.
+/// Bits do not depend on how rows are split into spans, except for `partials`, which are added up in row order.
 ///
 /// # Errors
 /// A gathered index out of range; rows before it are done.
@@ -213,7 +213,7 @@ struct Frame<'a, S> {
     end: usize,
 }
 
-/// What an instruction's operands are: columns of a strip, or scalars of all rows in flight.
+/// The operands of an instruction: columns of a strip, or scalars of all rows in flight.
 #[derive(Clone, Copy)]
 enum Operands {
     Strip { first: usize },
@@ -311,7 +311,7 @@ impl<S: Simd> Frame<'_, S> {
         }
     }
 
-    /// Whether one loop does an instruction for several rows. What streams past the caches looks at the address of each row.
+    /// Whether one loop executes an instruction for several rows. Streaming stores depend on the address of each row.
     fn is_done_together(&self, step: &Step) -> bool {
         let streams = |arg: u16| self.launch.args[usize::from(arg)].streaming;
         match step.inst {

@@ -1,7 +1,7 @@
-//! The memory of one thread that runs a program, and the program made ready to run.
+//! The workspace of one thread that runs a program, and the prepared program.
 //!
-//! Preparing gives every operand its place, and folds a `Store` of an `f32` tile into the instruction that makes the
-//! tile, so that the last sweep over a strip writes the argument itself.
+//! Preparing assigns an offset to every operand, and folds a `Store` of an `f32` tile into the instruction that computes the
+//! tile, so that the last loop over a strip writes the argument directly.
 
 use deuteron_graph::{BinaryOp, Dtype};
 

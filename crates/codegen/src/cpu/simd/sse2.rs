@@ -1,4 +1,4 @@
-//! What every x86-64 has: 4 lanes.
+//! The baseline of every x86-64: 4 lanes.
 //!
 //! There is no fused multiply-add, so that all results are those of arrays of four (`plain.rs`), to the bit.
 

@@ -1,4 +1,4 @@
-//! Lanes to the elements of an argument, past the caches if asked to.
+//! Stores lanes to the elements of an argument, with streaming stores on request.
 //!
 //! A streaming store writes whole cache lines: elements before the first 64-byte boundary and after the last one go
 //! through the caches. A store that misses them would first read the line it overwrites, a third of a copy's traffic.

@@ -4,7 +4,7 @@ use super::lanes::{Kernel, Simd};
 
 /// What a loop does with the vector at column `i`.
 pub(super) trait Body {
-    /// Columns before this one are written past the caches.
+    /// Columns before this one are written with streaming stores.
     fn streamed(&self) -> usize;
     /// # Safety
     /// Columns `i .. i + WIDTH` are in the range that the body was made for, and before `streamed` if `STREAM`.
@@ -27,7 +27,7 @@ pub(super) unsafe fn sweep<S: Simd, B: Body>(simd: S, length: usize, body: B) {
 /// The same for several rows, one after the other: short rows would take less time than the way here.
 ///
 /// # Safety
-/// The body was made for columns `0 .. length` of so many rows.
+/// The body was made for columns `0 .. length` of this many rows.
 pub(super) unsafe fn sweep_rows<S: Simd, B: Body>(simd: S, rows: usize, length: usize, body: B) {
     simd.enter(Sweep { rows, length, body });
 }

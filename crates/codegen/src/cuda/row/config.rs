@@ -1,4 +1,4 @@
-//! How a row kernel is spread over threads, chosen from shape and machine.
+//! The choice of a row kernel's config, which maps it to threads, from shape and machine.
 
 use crate::body::{Access, Body, Expr, Stage};
 use crate::cuda::row::layout::ArgLayout;
@@ -20,13 +20,13 @@ pub(crate) struct Facts<'a> {
 /// Threads of a block whose rows are short, or that knows no rows: small blocks start and end evenly.
 const BLOCK: usize = 128;
 
-/// Columns that a thread takes where nothing waits for a reduction.
+/// Columns per thread if no value is kept across a reduction.
 const PASSING: usize = 8;
 
-/// Columns that a thread holds at most: more loads in flight win nothing, and registers run out.
+/// Maximum columns per thread: more loads in flight do not help, and registers run out.
 const HELD: usize = 32;
 
-/// Words of registers that a thread may spend on its columns, next to addresses and temporaries.
+/// Registers per thread for its columns, besides addresses and temporaries.
 const WORDS: f64 = 72.0;
 
 /// Registers that random bits take.
@@ -44,28 +44,28 @@ const READ_AHEAD: f64 = 1.25;
 /// Registers for the values of a sweep, one each up to this many.
 const TEMPORARIES: usize = 28;
 
-/// Registers of a thread where rows wait in shared memory: eight warps a multiprocessor are enough then.
+/// Registers per thread if rows are staged in shared memory: eight warps per multiprocessor are enough then.
 const MANY: f64 = 232.0;
 
-/// Bytes on their way to a multiprocessor that hide the way from memory: its share of the bandwidth for a microsecond and
+/// Bytes in flight per multiprocessor that hide memory latency: its share of the bandwidth for a microsecond and
 /// a half.
 const IN_FLIGHT: usize = 48 << 10;
 
-/// What a config is built from: a point in the space that tuning searches.
+/// The parameters of a config: a point in the search space of tuning.
 #[derive(Debug, Clone, Copy)]
 struct Point {
     /// columns that a thread holds, at most
     held: usize,
     /// threads of a block whose rows are short, or that knows no rows
     block: usize,
-    /// threads that stay on a multiprocessor and walk over the rows; 0: none stay
+    /// threads per multiprocessor of persistent blocks that iterate over rows; 0 without persistent blocks
     resident: usize,
-    /// whether the next rows wait in shared memory
+    /// whether the next rows are staged in shared memory
     staged: bool,
 }
 
 impl Facts<'_> {
-    /// The config that the shape suggests.
+    /// The suggested config.
     pub fn choose(&self) -> RowConfig {
         let point = self.suggested();
         if self.body.flat { self.flat(point) } else { self.rows(point) }
@@ -117,7 +117,7 @@ impl Facts<'_> {
             return point(PASSING, PASSING);
         }
         if staged {
-            // Many columns a thread: fewer threads meet at a barrier, and fewer blocks share a row.
+            // Many columns per thread: fewer threads meet at a barrier, and fewer blocks share a row.
             let held = (8..=held).rev().find(|&columns| self.registers(columns, staged) <= MANY).unwrap_or(8);
             return point(held, held);
         }
@@ -127,12 +127,12 @@ impl Facts<'_> {
         Point { resident: self.resident(held, staged).max(512), ..point(held, held) }
     }
 
-    /// Threads of a multiprocessor that walk over rows, by their registers.
+    /// Threads per multiprocessor of persistent blocks, by their registers.
     fn resident(&self, columns: usize, staged: bool) -> usize {
         ((65536.0 / self.registers(columns, staged)) as usize / 64 * 64).clamp(256, 1024)
     }
 
-    /// Registers of a thread that walks over rows, about.
+    /// Approximate registers per thread of persistent blocks.
     fn registers(&self, columns: usize, staged: bool) -> f64 {
         let draws = self.body.exprs.iter().any(|expr| matches!(expr, Expr::Keep { .. }));
         let words = self.words_walking(staged) + if staged { READ_AHEAD } else { 0.0 };
@@ -146,7 +146,7 @@ impl Facts<'_> {
         OTHER + longest.min(TEMPORARIES) as f64
     }
 
-    /// Words of registers that a column takes where a block walks over rows: the next row waits beside this one.
+    /// Registers per column in persistent blocks, which hold the next row besides this one.
     fn words_walking(&self, staged: bool) -> f64 {
         self.words_a_column(staged) + if staged { 0.0 } else { self.words_ahead() }
     }
@@ -159,7 +159,7 @@ impl Facts<'_> {
         any && self.has_column_sums() && self.target.arch.is_ampere() && self.streams().all(copies)
     }
 
-    /// Adds the stages that shared memory has room for to a config whose blocks walk over rows; none if there is not even
+    /// Adds as many stages as fit shared memory to a config with persistent blocks; none if there is not even
     /// room for two.
     fn staged(&self, config: RowConfig) -> Option<RowConfig> {
         let stage = self.stage_bytes(&config);
@@ -171,7 +171,7 @@ impl Facts<'_> {
         Some(RowConfig { resident, stages: stages(resident).min(enough).clamp(2, 4), ..config })
     }
 
-    /// Bytes of shared memory that a block's row takes on its way.
+    /// Bytes of shared memory per staged row of a block.
     pub fn stage_bytes(&self, config: &RowConfig) -> usize {
         let columns = config.threads() * config.chunks * config.vector;
         let loads = self.staged_loads().map(|arg| self.body.args[arg].dtype.bytes().max(4 / config.vector));
@@ -290,7 +290,7 @@ impl Facts<'_> {
         })
     }
 
-    /// A warp a row, before anything is chosen.
+    /// The initial config: one warp per row.
     fn base(&self, vector: usize) -> RowConfig {
         RowConfig {
             policy: Policy::Registers,

@@ -1,4 +1,4 @@
-//! What the choice of a config depends on, gathered from a body and its launch.
+//! The inputs of the config's choice, gathered from a body and its launch.
 
 use crate::body::{Access, ArgSpec, Body};
 use crate::cuda::row::config::Facts;
@@ -7,7 +7,7 @@ use crate::cuda::row::passes::passes;
 use crate::cuda::target::CudaTarget;
 use crate::lower::RowLaunch;
 
-/// Gathers the facts of a body and hands them to `f`.
+/// Gathers the facts of a body and passes them to `f`.
 pub(crate) fn with_facts<R>(body: &Body, launch: &RowLaunch, target: &CudaTarget, f: impl FnOnce(&Facts) -> R) -> R {
     let layouts = layouts(body, &launch.args);
     let is_shared = |(spec, layout): (&ArgSpec, &ArgLayout)| spec.access == Access::Row && layout.axes.is_empty();

@@ -1,7 +1,7 @@
-//! Row work that a block of another kernel goes on with, as soon as it knows that some rows are whole.
+//! Row work that a block of another kernel runs as soon as some rows are complete.
 //!
-//! The text is a namespace, `rows`, with all that row kernels stand on, a parameter and `run(p, first, end, s_memory)`. What is read may
-//! have been written by other blocks of the same launch, so no load is of constant memory.
+//! The text is a namespace, `rows`, with the code that row kernels include, a parameter and `run(p, first, end, s_memory)`. Its operands may
+//! have been written by other blocks of the same launch, so no load uses the read-only cache.
 
 use crate::body::Body;
 use crate::cuda::grid::Word;
@@ -21,7 +21,7 @@ pub struct Following {
     pub config: RowConfig,
 }
 
-/// The work of a body on the rows of a launch, for a block of so many threads with so many registers each.
+/// The work of a body on the rows of a launch, for a block of this many threads with this many registers each.
 pub fn following(body: &Body, launch: &RowLaunch, target: &CudaTarget, threads: usize, registers: usize) -> Following {
     with_facts(body, launch, target, |facts| {
         let config = facts.following(threads, registers);

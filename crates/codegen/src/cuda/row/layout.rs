@@ -1,4 +1,4 @@
-//! How arguments lie: what of their strides is compiled in, and what a launch says.
+//! Layouts of arguments: which strides are compiled in, and which are launch parameters.
 
 use crate::argument::ArgBinding;
 use crate::body::{Access, Body};

@@ -1,7 +1,7 @@
-//! Which expressions each sweep over the row computes, and which values wait for a later one.
+//! Which expressions each pass over the row computes, and which values are kept for a later one.
 //!
-//! Level `n` is pass `n`, as on the CPU. What an earlier pass computed and a later one needs is kept or computed again,
-//! whichever holds fewer words in registers: a centred value comes from the row as it was loaded, the sum of two tensors
+//! Level `n` is pass `n`, as on the CPU. A value of an earlier pass that a later one needs is kept or recomputed,
+//! whichever needs fewer registers: a centred value is recomputed from the loaded row, the sum of two tensors
 //! is kept, and is held as the 16-bit type it was rounded to.
 
 use std::collections::HashSet;
@@ -46,7 +46,7 @@ pub(crate) struct Pass {
 /// Operations that may be done again instead of keeping a value.
 const AGAIN: usize = 6;
 
-/// Sorts a body into sweeps. Without `keep`, every sweep starts from memory. `shared[arg]`: all rows read the same there.
+/// Divides a body into passes. Without `keep`, every pass starts from memory. `shared[arg]`: all rows read the same there.
 pub(crate) fn passes(body: &Body, shared: &[bool], keep: bool) -> Passes {
     let levels = body.levels();
     let count = body.stages.iter().map(|stage| levels[stage.value().index()] + 1).max().unwrap_or(0);
@@ -104,7 +104,7 @@ pub(crate) fn reads(body: &Body, compounds: &[Option<Compound>], id: ExprId) -> 
     }
 }
 
-/// What is handed to a stage: stores convert, so a cast that is stored needs no instruction of its own.
+/// The operand of a stage: stores convert, so a stored cast needs no instruction.
 pub(crate) fn stored(body: &Body, stage: &Stage) -> ExprId {
     match (stage, body.expr(stage.value())) {
         (Stage::Store { .. }, Expr::ToInt8(a) | Expr::ToFp8(a)) => a,

@@ -1,4 +1,4 @@
-//! Row work beside a product, spread over the threads of the product's kernel.
+//! Row work in a matmul's kernel, mapped to its threads.
 
 use deuteron_graph::Dtype;
 
@@ -27,24 +27,24 @@ pub struct SpacedRows {
     pub stride: usize,
 }
 
-/// What makes the first operand of a product, or what follows it.
+/// The prologue or the epilogue of a matmul.
 pub struct Side<'a> {
     /// the work
     pub body: &'a Body,
-    /// How each argument lies and its position in the launch; none of those that are handed over.
+    /// The layout of each argument and its position in the launch; none for passed arguments.
     pub args: Vec<Option<(usize, &'a ArgBinding)>>,
-    /// Arguments that are handed over.
+    /// Arguments that are passed in registers or shared memory.
     pub handed: &'a [usize],
     /// (divide, modulo) of each launch axis.
     pub axes: &'a [(usize, usize)],
     /// Columns that a thread takes at once; they divide the columns of both sides.
     pub vector: usize,
-    /// The type that what is handed over was rounded to, if it was.
+    /// The dtype that passed values were rounded to, if any.
     pub rounded: Option<Dtype>,
 }
 
 impl Side<'_> {
-    /// The text of a prologue, for a block of so many threads and as many rows as it can have.
+    /// The text of a prologue, for a block of this many threads and as many rows as it can have.
     pub fn prologue(&self, rows: usize, threads: usize) -> String {
         // A warp has a row to itself, or the whole block has the only row: so no barrier is between several rows.
         let threads_per_row = if rows == 1 { threads } else { 32 };
@@ -56,7 +56,7 @@ impl Side<'_> {
         emit_prologue(&self.emission(&layouts, &sweeps, &config))
     }
 
-    /// The text of row work that warps do, a row each: nothing is handed over. Rows that a warp does not hold are read by every sweep.
+    /// The text of row work with one warp per row and no passed arguments. Rows that a warp cannot hold are read again by every pass.
     pub fn rows_of_warps(&self) -> String {
         let chunks = self.body.cols.div_ceil(32 * self.vector).max(1);
         let policy = if chunks * self.vector <= HELD { Policy::Registers } else { Policy::Streamed };
@@ -75,7 +75,7 @@ impl Side<'_> {
         emit_epilogue(&self.emission(&layouts, &sweeps, &config))
     }
 
-    /// The text of an epilogue on the sums of tiles so wide, of which so many blocks share a row; four neighbouring threads have a row of a
+    /// The text of an epilogue on the sums of tiles so wide, of which this many blocks share a row; four neighbouring threads have a row of a
     /// tile.
     pub fn tile_rows(&self, columns: usize, parts: usize, arguments: TileArguments) -> String {
         let config = self.config(Policy::Registers, 4, 1, columns / (4 * self.vector));
@@ -109,7 +109,7 @@ impl Side<'_> {
         self.words_at(rows, address)
     }
 
-    /// The same; `address` says where the argument at a position of the launch lies, from so many bytes on.
+    /// The same; `address` says where the argument at a position of the launch lies, from this many bytes on.
     pub fn words_at(&self, rows: usize, address: impl Fn(usize, usize) -> Word) -> Vec<Word> {
         let mut words = Vec::new();
         for (spec, &(position, binding)) in self.specs() {

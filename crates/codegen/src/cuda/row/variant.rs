@@ -1,4 +1,4 @@
-//! A row kernel with its config: its text, its launch, and the configs worth measuring.
+//! A row kernel with its config: its text, its launch, and the candidate configs for tuning.
 
 use crate::body::{Access, Origin};
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
@@ -148,7 +148,7 @@ fn config(facts: &Facts, measured: Option<&RowConfig>) -> RowConfig {
     }
 }
 
-/// What a measured config belongs to: arithmetic, dtypes, columns, alignments, and rows up to a factor of two.
+/// The key of a measured config: arithmetic, dtypes, columns, alignments, and rows up to a factor of two.
 fn key(facts: &Facts) -> String {
     let alignments: Vec<(usize, usize)> =
         facts.layouts.iter().map(|layout| (layout.axes.len(), layout.alignment)).collect();

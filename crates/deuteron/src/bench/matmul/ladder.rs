@@ -1,4 +1,4 @@
-//! A matmul from a naive kernel to ours, beside the vendor's library: every rung checked against f64, then timed in turn.
+//! The ladder of matmul, from a naive kernel to ours, beside the vendor's library: every rung is checked against f64, then all are timed in turn.
 
 use deuteron_codegen::Kernel;
 use deuteron_codegen::cuda::CudaTarget;
@@ -22,23 +22,23 @@ const CHECKED_WEIGHTS: (usize, usize) = (133, 131);
 /// One rung of the ladder of a matmul. The JSON form of `bench matmul --ladder` is an array of these.
 #[derive(Debug, Clone, Serialize)]
 pub struct MatmulRung {
-    /// of the left operand and of the result
+    /// rows of the left operand and of the result
     pub rows: usize,
-    /// size of the sums
+    /// the inner size
     pub inner: usize,
-    /// of the result
+    /// columns of the result
     pub columns: usize,
     /// storage type of all operands
     pub dtype: String,
     /// where it ran
     pub device: String,
-    /// the rung's file, `generated` where plans take none of them, or `library`
+    /// the rung's file, `generated` if plans choose none of them, or `library`
     pub rung: String,
-    /// what it does better than the one before
+    /// the improvement over the previous rung
     pub about: String,
-    /// how it is cut; empty of the library
+    /// its tiles; empty for the library
     pub variant: String,
-    /// whether plans take it
+    /// whether plans choose it
     pub chosen: bool,
     /// whether it is within its bound of the f64 reference
     pub verified: bool,
@@ -46,13 +46,13 @@ pub struct MatmulRung {
     pub worst_ratio: f64,
     /// median microseconds
     pub us: f64,
-    /// multiplications and additions a second, in TFLOP/s
+    /// multiplications and additions per second, in TFLOP/s
     pub tflops: f64,
-    /// over the first rung
+    /// speed-up over the first rung
     pub speedup: f64,
-    /// over the vendor's library; none where it does not take these sizes
+    /// speed-up over the vendor's library; none if it does not support these sizes
     pub over_library: Option<f64>,
-    /// registers a thread; none of the library
+    /// registers per thread; none for the library
     pub registers: Option<u32>,
 }
 
@@ -72,7 +72,7 @@ pub struct MatmulRungCheck {
 enum Step {
     /// a kernel of the ladder
     Rung(&'static Rung),
-    /// what plans take, where it is none of them
+    /// the kernel that plans choose, if it is none of these
     Generated,
     /// the vendor's library
     Library,
@@ -95,7 +95,7 @@ impl Step {
         }
     }
 
-    /// Its kernel, if it takes the matmul.
+    /// Its kernel, if it supports the matmul.
     fn kernel(self, engine: &Engine, draft: &Draft, target: &CudaTarget) -> Result<Option<Kernel>, Error> {
         Ok(match self {
             Step::Rung(rung) => rung.kernel(draft, target),
@@ -105,7 +105,7 @@ impl Step {
     }
 }
 
-/// The steps for a matmul, the library last. A rung that does not take these sizes is left out.
+/// The steps for a matmul, the library last. A rung that does not support these sizes is left out.
 fn steps(engine: &Engine, matmul: &Matmul, target: &CudaTarget) -> Result<Vec<(Step, Kernel)>, Error> {
     let draft = matmul.draft()?;
     let rungs = Ladder::Matmul.rungs().iter().filter(|rung| rung.is_for(target.arch)).map(Step::Rung);
@@ -120,7 +120,7 @@ fn steps(engine: &Engine, matmul: &Matmul, target: &CudaTarget) -> Result<Vec<(S
     Ok(steps)
 }
 
-/// The sizes, if the ladder is written for them.
+/// The sizes, if the ladder supports them.
 fn taken(case: &MatmulCase) -> Result<&MatmulCase, Error> {
     let got = match case {
         MatmulCase { transposed: true, .. } => "weights that lie transposed".to_string(),
@@ -182,7 +182,7 @@ pub fn matmul_ladder(engine: &Engine, case: &MatmulCase) -> Result<Vec<MatmulRun
     Ok(rows)
 }
 
-/// Runs every rung of the ladder of a matmul once, at the sizes asked for: for a checker of memory, under which timing takes long.
+/// Runs every rung of the ladder of a matmul once, at the requested sizes: for memory checkers, under which timing would take too long.
 pub fn check_matmul_ladder(engine: &Engine, case: &MatmulCase) -> Result<Vec<MatmulRungCheck>, Error> {
     let target = gpu(engine)?;
     let matmul = Matmul::new(engine, taken(case)?)?;

@@ -41,7 +41,7 @@ fn check_tiles(engine: &Engine, text: &str, dtype: Dtype, tiles: &[HopperTile]) 
     }
 }
 
-/// One of so many of the cuts that a graph can have: graphs, cuts and types take turns.
+/// One of this many of the cuts that a graph can have: graphs, cuts and types take turns.
 fn check_every(engine: &Engine, text: &str, count: usize, turn: usize) {
     let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
     let tiles = kernel(engine, &parsed(text, Dtype::Bf16)).tiles(target, f64::INFINITY);

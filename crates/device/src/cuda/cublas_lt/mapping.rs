@@ -1,8 +1,8 @@
-//! A product over strides, as cuBLASLt takes it: matrices whose columns follow each other, one stride between the matrices
+//! Conversion of a strided matmul to cuBLASLt's column-major matrices, with one stride between the matrices
 //! of a batch.
 //!
-//! Our results lie row by row, which is the transposed result column by column: `c^T = b^T a^T`. So the library's first
-//! operand is our b, its second our a, and a bias along our columns is one along its rows, the only one it knows.
+//! Our results are row-major, which equals the column-major transposed result: `c^T = b^T a^T`. So the library's first
+//! operand is our b, its second our a, and a bias along our columns is one along its rows, the only kind it supports.
 
 use deuteron_codegen::MatmulShape;
 
@@ -17,7 +17,7 @@ pub(super) struct Matrix {
     pub leading: usize,
     /// elements from one matrix of the batch to the next
     pub stride: usize,
-    /// whether it is multiplied the other way round
+    /// whether it is transposed
     pub transposed: bool,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Calls {
 /// Sizes and strides that the library counts in 32 bits.
 const LARGEST: usize = i32::MAX as usize;
 
-/// The calls that make a product, or `None` where the library cannot express it: an operand without a contiguous axis, rows
+/// The calls that compute a matmul, or `None` if the library cannot express it: an operand without a contiguous axis, rows
 /// that overlap, nothing to sum, sizes beyond 32 bits.
 pub(super) fn calls(shape: &MatmulShape) -> Option<Calls> {
     let &MatmulShape { m, n, k, .. } = shape;
@@ -89,7 +89,7 @@ fn merged(batch: &[[usize; 4]]) -> Vec<[usize; 4]> {
     axes
 }
 
-/// A matrix of `rows` x `cols` with the strides of both axes, as it lies or turned. A vector fits both ways: it is taken as
+/// A matrix of `rows` x `cols` with the strides of both axes, transposed if necessary. A vector fits both ways: it is taken as
 /// one column, which says most about how its elements are aligned.
 fn operand((rows, cols): (usize, usize), (down, across): (usize, usize), stride: usize) -> Option<Matrix> {
     let straight =

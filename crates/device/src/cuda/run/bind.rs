@@ -34,7 +34,7 @@ impl CudaExecutable {
         Ok(())
     }
 
-    /// Puts the inputs of a run where kernels read them, and their addresses into the words.
+    /// Copies the inputs of a run to where kernels read them if necessary, and writes their addresses into the words.
     pub(super) fn bind(&mut self, frame: usize, input: Inputs<'_, '_>) -> Result<(), DeviceError> {
         check_inputs(&self.program.input_bytes, input)?;
         self.use_own_scratch(frame)?;
@@ -85,7 +85,7 @@ impl CudaExecutable {
             }
         });
         bound?;
-        // Fewer were handed over than there are said to be.
+        // Fewer were passed than `count` states.
         if state < self.program.state_bytes.len() { Err(DeviceError::SharedState { state }) } else { Ok(()) }
     }
 

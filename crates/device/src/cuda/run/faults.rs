@@ -1,4 +1,4 @@
-//! What is checked after a run: indices outside of their tables, and red zones.
+//! Checks after a run: indices out of range, and red zones.
 
 use cudarc::driver::sys;
 use deuteron_codegen::cpu::simd::Fault;
@@ -10,14 +10,14 @@ use crate::cuda::memory::Zones;
 use crate::error::DeviceError;
 
 impl CudaExecutable {
-    /// The fault of an earlier run on memory of others, which has ended. That memory may be gone, so no step runs again to find
+    /// The fault of an earlier run on a caller's memory, which has ended. That memory may be gone, so no step runs again to find
     /// the index. The words are cleared on a stream.
     pub(super) fn earlier_fault(&self, stream: sys::CUstream) -> Result<Option<DeviceError>, CudaError> {
         let Some((step, word)) = self.first_fault() else { return Ok(None) };
         if let Some(faults) = &self.faults {
             // SAFETY: the run that wrote them has ended, and nothing else reads or writes them now.
             unsafe { faults.seen.as_ptr().write_bytes(0xFF, faults.seen.len()) };
-            // SAFETY: the words have so many bytes and live as long as we do; the stream is ours or the caller's of this run.
+            // SAFETY: the words have this many bytes and live as long as we do; the stream is ours or the caller's of this run.
             let code = unsafe { sys::cuMemsetD8Async(faults.words.address(), 0xFF, faults.words.len(), stream) };
             self.gpu.context.check("cuMemsetD8Async", code)?;
         }

@@ -18,13 +18,13 @@ use crate::cuda::workspace::Enqueued;
 use crate::error::DeviceError;
 use crate::memory::BorrowedMemory;
 
-/// The last run on a stream of someone else.
+/// The last run on a caller's stream.
 pub(super) struct Outside {
     /// Its end. The workspace of that stream has it too, so it is never recorded on another stream.
     pub end: Arc<Event>,
     /// the number of that stream
     pub stream: u64,
-    /// whether nobody has waited for it
+    /// whether its end has not been awaited
     pub pending: bool,
 }
 
@@ -73,7 +73,7 @@ impl CudaExecutable {
         })
     }
 
-    /// Enqueues a run that becomes part of a graph of the caller, who orders its replays and other work. The graph may not depend on work
+    /// Enqueues a run that becomes part of the caller's CUDA graph; the caller orders its replays and other work. The graph may not depend on work
     /// outside of it, and keeps the addresses that it was captured with.
     fn run_captured(&mut self, borrowed: &BorrowedMemory<'_>, stream: sys::CUstream) -> Result<(), DeviceError> {
         self.captured = true;
@@ -87,7 +87,7 @@ impl CudaExecutable {
         Ok(())
     }
 
-    /// Tells a fault of the last run outside, if that has ended, and keeps a run on another stream behind it where both use memory of ours.
+    /// Reports a fault of the last run on a caller's stream, if it has ended, and orders a run on another stream after it if both use our memory.
     fn follow(&mut self, stream: sys::CUstream, number: u64, shares: bool) -> Result<(), DeviceError> {
         let Some(outside) = self.outside.as_ref().filter(|outside| outside.pending) else { return Ok(()) };
         if self.faults.is_some()
@@ -122,12 +122,12 @@ impl CudaExecutable {
         (Enqueued::Until(end), launched.map_err(DeviceError::from))
     }
 
-    /// Whether runs on several streams share nothing but what is handed in and out.
+    /// Whether runs on several streams share only inputs and outputs.
     fn runs_apart(&self) -> bool {
         self.persistent.is_none() && self.faults.is_none()
     }
 
-    /// Makes memory of our own for intermediates and scratch of a frame where there is none, and uses it. The context must be entered.
+    /// Allocates our own memory for a frame's intermediates and workspace if there is none, and uses it. The context must be entered.
     pub(super) fn use_own_scratch(&mut self, frame: usize) -> Result<(), CudaError> {
         let (gpu, program) = (&self.gpu, &self.program);
         if self.workspace.is_none() && program.workspace > 0 {

@@ -80,7 +80,7 @@ pub fn added(numbers: &mut Numbers, [batch, queries, keys]: [usize; 3]) -> Vec<f
     mask
 }
 
-/// A kernel made ready, whose arguments are its inputs and then its outputs of so many bytes.
+/// A kernel made ready, whose arguments are its inputs and then its outputs of this many bytes.
 pub fn loaded(
     device: &Cuda,
     kernel: Kernel,
@@ -122,7 +122,7 @@ pub fn microseconds(executable: &mut dyn Executable, memory: &[Memory]) -> f64 {
     times[2]
 }
 
-/// What belongs to one of so many sequences that lie one after another.
+/// What belongs to one of this many sequences that lie one after another.
 pub fn part<T>(values: &[T], batch: usize, index: usize) -> &[T] {
     let length = values.len() / batch;
     &values[index * length..][..length]

@@ -31,7 +31,7 @@ fn step(cpu: &Cpu, kernel: Kernel, places: Vec<Place>) -> Step {
     Step { kernel: compiled, launch: kernel.launch, places }
 }
 
-/// A job of one kernel with so many inputs and outputs of these sizes.
+/// A job of one kernel with this many inputs and outputs of these sizes.
 fn job(cpu: &Cpu, kernel: Kernel, places: Vec<Place>, inputs: usize, outputs: &[usize]) -> Job {
     Job { steps: vec![step(cpu, kernel, places)], inputs, states: Vec::new(), outputs: outputs.to_vec(), arena: 0 }
 }

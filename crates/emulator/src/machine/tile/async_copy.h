@@ -4,7 +4,7 @@
 #include "mbarrier.h"
 
 static void copy_async_to(u32 s_to, const void* g_from, int bytes, int all) {
-    if (s_to % all || (bytes && (u64)g_from % all)) emulator::fail("a copy of %d bytes that is not at a multiple of them", all);
+    if (s_to % all || (bytes && (u64)g_from % all)) emulator::fail("a copy of %d bytes at an unaligned address", all);
     char* to = emulator::bytes_at(*emulator::current->block, s_to, all);
     auto copy = [=] {
         memcpy(to, g_from, bytes);
@@ -46,7 +46,7 @@ static void arrive_after_copies(u32 barrier) {
     emulator::machine.events.emplace(emulator::machine.now + emulator::delay(), [=] {
         for (const auto& copy : copies) copy();
         emulator::Barrier& at = emulator::barrier_at(*block, barrier);
-        if (at.pending == 0) emulator::fail("more arrivals at the barrier at %d than it takes", emulator::place(*block, barrier));
+        if (at.pending == 0) emulator::fail("more arrivals than expected at the mbarrier at byte %d of shared memory", emulator::place(*block, barrier));
         --at.pending;
         emulator::end_phase(at);
     });

@@ -12,7 +12,7 @@ static Block& peer(u32 there) {
     const u32 rank = (there >> RANK_SHIFT) - 1;
     const auto& blocks = current->block->cluster->blocks;
     if (rank >= blocks.size()) fail("rank %u of a cluster of %zu blocks", rank, blocks.size());
-    if (!blocks[rank]) fail("an access of the shared memory of block %u of the cluster, which has ended", rank);
+    if (!blocks[rank]) fail("an access to the shared memory of block %u of the cluster, which has ended", rank);
     return *blocks[rank];
 }
 

@@ -7,13 +7,13 @@
 template <int A> struct Access {
     struct alignas(A) [[gnu::may_alias]] Bytes { char bytes[A]; };
     static __forceinline__ void load(u32* w, const char* p) {
-        if ((u64)p % A) emulator::fail("a load of %d bytes that is not at a multiple of them", A);
+        if ((u64)p % A) emulator::fail("a load of %d bytes at an unaligned address", A);
         const Bytes all = *(const Bytes*)p;
         memcpy(w, &all, A);
     }
     static __forceinline__ void load_again(u32* w, const char* p) { load(w, p); }
     static __forceinline__ void store(char* p, const u32* w) {
-        if ((u64)p % A) emulator::fail("a store of %d bytes that is not at a multiple of them", A);
+        if ((u64)p % A) emulator::fail("a store of %d bytes at an unaligned address", A);
         Bytes all;
         memcpy(&all, w, A);
         *(Bytes*)p = all;

@@ -7,7 +7,7 @@ namespace emulator {
 
 static Barrier& barrier_at(Block& block, u32 address) {
     const auto found = block.barriers.find(address);
-    if (found == block.barriers.end()) fail("no barrier was made at %d", place(block, address));
+    if (found == block.barriers.end()) fail("no mbarrier was initialised at byte %d of shared memory", place(block, address));
     return found->second;
 }
 
@@ -21,7 +21,7 @@ static void end_phase(Barrier& barrier) {
 
 static void arrive_at(u32 address, u32 bytes) {
     Barrier& barrier = barrier_at(*current->block, address);
-    if (barrier.pending == 0) fail("more arrivals at the barrier at %d than it takes", place(*current->block, address));
+    if (barrier.pending == 0) fail("more arrivals than expected at the mbarrier at byte %d of shared memory", place(*current->block, address));
     barrier.bytes += bytes;
     --barrier.pending;
     end_phase(barrier);
@@ -33,7 +33,7 @@ static bool phase_is_over(const void* of, u64 parity) { return (((const Barrier*
 
 static void mbarrier_init(u32 barrier, u32 count) {
     emulator::bytes_at(*emulator::current->block, barrier, 8);
-    if (barrier % 8 || count == 0) emulator::fail("a barrier of %u at %u", count, barrier);
+    if (barrier % 8 || count == 0) emulator::fail("an mbarrier for %u arrivals at %u", count, barrier);
     emulator::Barrier made;
     made.count = made.pending = count;
     emulator::current->block->barriers[barrier] = made;
@@ -50,5 +50,5 @@ static bool mbarrier_try_wait(u32 barrier, u32 parity) {
 static bool mbarrier_test_wait(u32 barrier, u32 parity) { return mbarrier_try_wait(barrier, parity); }
 static void mbarrier_wait(u32 barrier, u32 parity) {
     const emulator::Barrier& at = emulator::barrier_at(*emulator::current->block, barrier);
-    emulator::wait_until("the phase whose parity is the number, of the barrier", barrier, emulator::phase_is_over, &at, parity);
+    emulator::wait_until("the mbarrier", barrier, emulator::phase_is_over, &at, parity);
 }

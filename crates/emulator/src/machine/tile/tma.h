@@ -13,13 +13,13 @@ namespace emulator {
 // What `opaque` holds: address, rank, sizes, strides in bytes of all axes but the innermost, sizes of a tile. Elements have two
 // bytes.
 static TensorMap describe(const void* at, int rank, const u64 (&sizes)[5], const u64 (&strides)[4], const u64 (&tile)[5]) {
-    if ((u64)at % 16) fail("a map of what is not at a multiple of 16 bytes");
+    if ((u64)at % 16) fail("a tensor map of an address that is not a multiple of 16 bytes");
     TensorMap map;
     map.opaque[0] = (u64)at;
     map.opaque[1] = rank;
     for (int i = 0; i < 5; ++i) map.opaque[2 + i] = sizes[i];
     for (int i = 0; i < 4; ++i) {
-        if (strides[i] % 16) fail("a map with a stride of %llu bytes", strides[i]);
+        if (strides[i] % 16) fail("a tensor map with a stride of %llu bytes, which is not a multiple of 16", strides[i]);
         map.opaque[7 + i] = strides[i];
     }
     for (int i = 0; i < 5; ++i) map.opaque[11 + i] = tile[i];
@@ -36,7 +36,7 @@ static void copy_later(u32 to, u32 bytes, u32 barrier, std::function<void()> cop
     barrier_at(*block, barrier);
     check_unread(*block, to, bytes);
     for (const Copy& other : block->copies) {
-        if (overlap(to, bytes, other.to, other.bytes)) fail("two copies to one place");
+        if (overlap(to, bytes, other.to, other.bytes)) fail("two copies in flight to the same bytes");
     }
     const u64 id = ++machine.copies;
     block->copies.push_back({to, bytes, id});
@@ -85,8 +85,8 @@ static void copy_tile(Block& block, u32 to, const TensorMap& map, const int (&fi
 }
 
 static void fetch_tile(u32 to, const TensorMap* map, u32 barrier, int rank, const int (&first)[5]) {
-    if (map->opaque[1] != (u64)rank) fail("a map of rank %llu as one of %d", map->opaque[1], rank);
-    if (to % 1024) fail("a tile at %u bytes from a multiple of 1024", to % 1024);
+    if (map->opaque[1] != (u64)rank) fail("a tensor map of rank %llu used as one of rank %d", map->opaque[1], rank);
+    if (to % 1024) fail("a tile that starts %u bytes after a multiple of 1024", to % 1024);
     u32 bytes = 2;
     for (int axis = 0; axis < 5; ++axis) bytes *= (u32)map->opaque[11 + axis];
     Block* block = current->block;
@@ -98,8 +98,8 @@ static void fetch_tile(u32 to, const TensorMap* map, u32 barrier, int rank, cons
 
 // A tile of shared memory on its way to where a map says: read some time later, and written still later, one store after the other.
 static void store_tile(const TensorMap* map, u32 from, int rank, const int (&first)[5]) {
-    if (map->opaque[1] != (u64)rank) fail("a map of rank %llu as one of %d", map->opaque[1], rank);
-    if (from % 1024) fail("a tile at %u bytes from a multiple of 1024", from % 1024);
+    if (map->opaque[1] != (u64)rank) fail("a tensor map of rank %llu used as one of rank %d", map->opaque[1], rank);
+    if (from % 1024) fail("a tile that starts %u bytes after a multiple of 1024", from % 1024);
     Thread* thread = current;
     Block* block = thread->block;
     const TensorMap kept = *map;
@@ -148,7 +148,7 @@ static void tma_load_5d(u32 to, const TensorMap* map, u32 barrier, int c0, int c
 }
 static void tma_prefetch_3d(const TensorMap*, int, int, int) {}
 static void bulk_load(u32 to, const void* g_from, u32 bytes, u32 barrier) {
-    if (to % 16 || bytes % 16 || (u64)g_from % 16) emulator::fail("a copy of %u bytes that are not whole pieces of 16", bytes);
+    if (to % 16 || bytes % 16 || (u64)g_from % 16) emulator::fail("a copy of %u bytes: address and size must be multiples of 16", bytes);
     char* s_to = emulator::bytes_at(*emulator::current->block, to, bytes);
     emulator::copy_later(to, bytes, barrier, [=] { memcpy(s_to, g_from, bytes); });
 }
@@ -158,11 +158,11 @@ static void tma_store_3d(const TensorMap* map, u32 from, int c0, int c1, int c2)
 static void commit_stores() { emulator::current->stores_committed = emulator::current->stores; }
 static void await_stores_read() {
     const emulator::Thread* self = emulator::current;
-    emulator::wait_until("stores that are read", 0, emulator::stores_are_read, self, self->stores_committed);
+    emulator::wait_until("bulk stores to read shared memory", 0, emulator::stores_are_read, self, self->stores_committed);
 }
 static void await_stores() {
     const emulator::Thread* self = emulator::current;
-    emulator::wait_until("stores that are written", 0, emulator::stores_are_written, self, self->stores_committed);
+    emulator::wait_until("bulk stores to be written", 0, emulator::stores_are_written, self, self->stores_committed);
 }
 static void fence_proxy_async_shared() {}
 static void fence_proxy_async() {}

@@ -179,7 +179,7 @@ static void wait_groups(size_t pending) {
     if (thread->committed.size() > pending) {
         const u64 last = thread->committed[thread->committed.size() - 1 - pending];
         thread->committed.erase(thread->committed.begin(), thread->committed.end() - pending);
-        wait_until("multiplications", 0, wgmmas_are_done, &thread->block->groups[thread->position.x / 128], last);
+        wait_until("wgmma instructions", 0, wgmmas_are_done, &thread->block->groups[thread->position.x / 128], last);
         auto& flights = thread->flights;
         for (size_t i = flights.size(); i-- > 0;) {
             Flight& flight = *flights[i];

@@ -1,5 +1,6 @@
-// A thread an element. Neighbouring threads take neighbouring elements, so memory is used in whole lines; but a thread asks for
-// 4 or 2 bytes at a time, and pays an address, a bound and an instruction for each.
+// One thread per element. Neighbouring threads access neighbouring elements, so
+// accesses are coalesced; but each access moves only 4 or 2 bytes, and costs an
+// address, a bounds check and an instruction.
 extern "C" __global__ void row(const __grid_constant__ Parameters p) {
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= p.count) return;

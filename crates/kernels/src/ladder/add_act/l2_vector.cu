@@ -1,4 +1,5 @@
-// A thread 16 bytes: the widest access there is. A quarter (f32) or an eighth (bf16) of the instructions and addresses.
+// 16 bytes per thread, the widest access: a quarter (f32) or an eighth (bf16) of the
+// instructions and addresses.
 extern "C" __global__ void row(const __grid_constant__ Parameters p) {
     const long long i = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * V;
     if (i + V > p.count) {

@@ -1,5 +1,5 @@
-// Two vectors a thread, all loads before any arithmetic: twice the bytes in flight while a thread waits, so that fewer threads
-// keep memory busy.
+// Two vectors per thread, with all loads before any arithmetic: twice as many bytes
+// are in flight per thread, so fewer threads saturate memory.
 constexpr int N = 2;
 
 extern "C" __global__ void row(const __grid_constant__ Parameters p) {

@@ -1,11 +1,12 @@
-// Three launches, as the formula is written: all scores, their softmax, their product with the values. A thread an element or a
-// row. Whatever a thread needs it fetches itself, from memory or a cache, though its neighbours fetch the same; and a score is
+// Three launches that follow the formula: all scores, their softmax, their product
+// with the values. One thread per element or row. Each thread fetches all of its
+// operands itself, although its neighbours fetch the same ones, and each score is
 // written twice and read four times.
 
-// scores[i][j] = q[i] . k[j] / sqrt(WIDTH); a thread a score.
+// scores[i][j] = q[i] . k[j] / sqrt(WIDTH); one thread per score.
 extern "C" __global__ void __launch_bounds__(256) scores(const __grid_constant__ Parameters p) {
     const int key = blockIdx.x * 256 + threadIdx.x, query = blockIdx.y;
-    if (key > query) return;  // not seen, and never read
+    if (key > query) return;  // masked, and never read
     const long long row = blockIdx.z * p.length + query;
     const Element* g_q = p.g_q + row * WIDTH;
     const Element* g_k = p.g_k + (blockIdx.z * p.length + key) * WIDTH;
@@ -14,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(256) scores(const __grid_constant__
     p.g_scores[row * p.length + key] = sum * SCALE;
 }
 
-// The largest score of a row goes to exp(0) = 1, so that no exponential overflows; a thread a row.
+// Subtracting the largest score of the row keeps exponentials at most 1; one thread per row.
 extern "C" __global__ void __launch_bounds__(256) softmax(const __grid_constant__ Parameters p) {
     const long long row = (long long)blockIdx.x * 256 + threadIdx.x;
     if (row >= p.heads * p.length) return;
@@ -26,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(256) softmax(const __grid_constant_
     for (int j = 0; j < seen; ++j) g_row[j] = expf(g_row[j] - most) / sum;
 }
 
-// o[i] = sum over j of probabilities[i][j] v[j]; a thread an element.
+// o[i] = sum over j of probabilities[i][j] v[j]; one thread per element.
 extern "C" __global__ void __launch_bounds__(256) values(const __grid_constant__ Parameters p) {
     const long long element = (long long)blockIdx.x * 256 + threadIdx.x, row = element / WIDTH;
     if (row >= p.heads * p.length) return;

@@ -1,5 +1,6 @@
-// The same three launches, but threads share what they fetch: a block takes tiles of 64 rows to shared memory, where each number is
-// used 64 times, and a warp takes a row of the softmax, neighbours reading neighbours. The scores still pass through memory.
+// The same three launches with shared operands: a block loads tiles of 64 rows into
+// shared memory, where each number is used 64 times. One warp per row of the softmax,
+// with coalesced accesses. The scores are still in memory.
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_constant__ Parameters p) {
     __shared__ Tile s_q, s_k;
@@ -51,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_con
         load_tile(s_v, p.g_v + start * WIDTH, key, p.length);
         __syncthreads();
         multiply_columns(r_o, s_p, s_v, x, y);
-        __syncthreads();  // all are done with the tiles
+        __syncthreads();  // before the tiles are overwritten
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

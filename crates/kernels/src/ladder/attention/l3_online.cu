@@ -1,6 +1,8 @@
-// One launch and no scores in memory: a block keeps its 64 queries and walks over the keys, a tile at a time. The softmax follows:
-// with a larger score than any before, what was summed so far, a sum of exponentials under the old largest, is scaled down to the
-// new one. The division comes last. Tiles of late queries see most keys and come first, so that no long one is left for the end.
+// One launch and no scores in memory: a block keeps its 64 queries and processes the
+// keys tile by tile, with an online softmax: when a larger score appears, all sums so
+// far, of exponentials relative to the old maximum, are rescaled to the new one. The
+// division comes last. Tiles of late queries have the most keys and are scheduled
+// first, so that no long tile runs alone at the end.
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(const __grid_constant__ Parameters p) {
     extern __shared__ Tile s_tiles[];
@@ -24,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(const __grid_
                 r_s[i][j] = seen ? r_s[i][j] * (SCALE * LOG2E) : never();  // exp(s) = 2^(s log2 e)
                 most = fmaxf(most, r_s[i][j]);
             }
-            // The sixteen threads of a row. Every query sees key 0, so that there is a largest score from the first tile on.
+            // Over the sixteen threads of a row. Every query sees key 0, so the maximum is finite from the first tile on.
 #pragma unroll
             for (int mask = 8; mask > 0; mask /= 2) most = fmaxf(most, shuffle_xor(most, mask));
             const float factor = ex2(r_most[i] - most);
@@ -40,11 +42,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(const __grid_
         }
         __syncthreads();
         multiply_columns(r_o, s_p, s_v, x, y);
-        __syncthreads();  // all are done with the tiles
+        __syncthreads();  // before the tiles are overwritten
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        // A thread has summed its own columns alone.
+        // Each thread has summed only its own columns.
 #pragma unroll
         for (int mask = 8; mask > 0; mask /= 2) r_sum[i] += shuffle_xor(r_sum[i], mask);
         const int row = first + 4 * y + i;

@@ -1,11 +1,14 @@
-// Products on the tensor cores: a warp hands over matrices of 16 x 16 and 16 x 8, and gets 2,048 multiplications and additions done
-// by one instruction. A warp owns 16 queries. Scores come out of one product as the next one takes its left operand, so
-// probabilities stay in registers, rounded to bf16. A thread has elements of rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4)
-// and the next of every eight; four neighbours have a row. Keys and values are still fetched while nothing is computed.
+// Matmuls on the tensor cores: one instruction of a warp multiplies matrices of 16 x
+// 16 and 16 x 8, which is 2,048 multiplications and additions. A warp owns 16
+// queries. The accumulator layout of the scores is the operand layout of the next
+// matmul, so probabilities stay in registers, rounded to bf16. A thread has elements
+// of rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the next one of every
+// eight; four neighbouring lanes have a row. Loads of keys and values do not overlap
+// with computation yet.
 constexpr int TILE = 64, THREADS = 128;
 constexpr int PITCH = WIDTH + 8;  // eight rows, 16 bytes of each, lie in different banks
 
-// Rows of a tile from `first` on, 16 bytes at a time; zeros from `length` on, where nothing is read.
+// Rows of a tile from `first` on, 16 bytes at a time; zeros beyond `length`, which is not read.
 __device__ void load_tile(Element* s_rows, const Element* g_rows, int first, int length) {
     for (int i = threadIdx.x; i < TILE * WIDTH / 8; i += THREADS) {
         const int row = i / (WIDTH / 8), column = i % (WIDTH / 8) * 8;
@@ -15,7 +18,7 @@ __device__ void load_tile(Element* s_rows, const Element* g_rows, int first, int
     }
 }
 
-// Scores in rows `query` and `query` + 8 become probabilities; what was summed so far follows the largest score.
+// Converts scores in rows `query` and `query` + 8 to probabilities, and rescales the sums so far to the new maximum.
 __device__ void soften(float (&r_s)[TILE / 8][4], float (&r_o)[WIDTH / 8][4], float (&r_most)[2], float (&r_sum)[2], int query,
                        int key) {
 #pragma unroll
@@ -84,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const __grid_con
                 mma<STORAGE>(r_o[2 * c + 1], r_p, r_v[2], r_v[3]);
             }
         }
-        __syncthreads();  // all are done with the tiles
+        __syncthreads();  // before the tiles are overwritten
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

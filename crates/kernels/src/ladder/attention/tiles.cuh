@@ -1,5 +1,6 @@
-// Tiles of 64 rows in shared memory, as f32, and their products by 256 threads of 4 x 4 elements each: four rows and four columns
-// that come from shared memory once make sixteen sums.
+// Tiles of 64 rows in shared memory, as f32, and their matmul by 256 threads with 4 x
+// 4 elements each: four row values and four column values, read once from shared
+// memory, give sixteen products.
 constexpr int TILE = 64, THREADS = 256;
 constexpr int PITCH = WIDTH + 4;  // eight rows, read four numbers at a time, lie in different banks
 static_assert(WIDTH == TILE, "rows of keys and rows of scores are as long");
@@ -9,7 +10,7 @@ struct Tile { float4 rows[TILE][PITCH / 4]; };
 // Element `column` of a row.
 __device__ float& at(Tile& s, int row, int column) { return ((float*)s.rows[row])[column]; }
 
-// Rows of a tile from `first` on; zeros from `length` on, where nothing is read.
+// Rows of a tile from `first` on; zeros beyond `length`, which is not read.
 __device__ void load_tile(Tile& s, const Element* g_rows, int first, int length) {
     for (int i = threadIdx.x; i < TILE * WIDTH; i += THREADS) {
         const int row = i / WIDTH, column = i % WIDTH;

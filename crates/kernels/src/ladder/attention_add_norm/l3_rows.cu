@@ -1,5 +1,6 @@
-// Sum and norm in one launch: one warp per row, which it holds in registers. s is written because the caller wants it, and is not read
-// again; o still passes through memory, because heads that share a row are computed by different blocks.
+// Sum and norm in one launch: one warp per row, held in registers. s is written
+// because it is a result, but is not read again. o still passes through memory,
+// because different blocks compute the heads of a row.
 constexpr int HELD = (COLS + 255) / 256;  // pieces of a row per thread
 struct __align__(16) Piece { Element e[8]; };
 

@@ -1,5 +1,7 @@
-// As the formula is written: a thread computes one element of C. It fetches a row of A and a column of B by itself, from memory or a cache,
-// though all threads of its row fetch the same row, and all of its column the same column: two loads per multiplication.
+// Follows the formula: one thread per element of C. Each thread fetches a row of A
+// and a column of B itself, although all threads of the same row fetch the same row
+// of A, and all threads of the same column the same column of B: two loads per
+// multiplication.
 constexpr int THREADS = 256;
 
 extern "C" __global__ void __launch_bounds__(THREADS) matmul(const __grid_constant__ Parameters p) {

@@ -1,6 +1,7 @@
-// Threads share what they fetch: a block makes a tile of 64 x 64, for which it takes 16 columns of A and 16 rows of B at a time to shared
-// memory, where each number serves 64 multiplications. A thread makes 4 x 4 elements: eight numbers that it reads from shared memory serve
-// sixteen multiplications. Memory is still read an element at a time.
+// Threads share operands: a block computes a tile of 64 x 64 and loads 16 columns of
+// A and 16 rows of B at a time into shared memory, where each number is used 64
+// times. A thread computes 4 x 4 elements: eight numbers read from shared memory
+// serve sixteen multiplications. Memory is still read one element at a time.
 constexpr int TILE = 64, DEPTH = 16, THREADS = 256;
 
 extern "C" __global__ void __launch_bounds__(THREADS) matmul(const __grid_constant__ Parameters p) {
@@ -24,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matmul(const __grid_consta
 #pragma unroll
             for (int i = 0; i < 16; ++i) r_c[i / 4][i % 4] += r_a[i / 4] * r_b[i % 4];
         }
-        __syncthreads();  // all are done with the tiles
+        __syncthreads();  // before the tiles are overwritten
     }
 #pragma unroll
     for (int i = 0; i < 16; ++i) {

@@ -1,6 +1,8 @@
-// Fewer and wider instructions: 16 bytes per load of memory, four floats per load of shared memory, where A lies transposed for that. A tile
-// is of 128 x 128 and a thread makes 8 x 8 elements of it, in four squares of 4 x 4: sixteen numbers from shared memory serve 64
-// multiplications. From here on the units that multiply are what limits, and a thread multiplies one pair of numbers per instruction.
+// Fewer and wider instructions: 16 bytes per global load, and four floats per shared
+// load, for which A is stored transposed. A tile is 128 x 128, and a thread computes
+// 8 x 8 elements, in four squares of 4 x 4: sixteen numbers from shared memory serve
+// 64 multiplications. From here on the FMA units are the bottleneck: a thread
+// multiplies one pair of numbers per instruction.
 constexpr int TILE = 128, DEPTH = 16, THREADS = 256;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) matmul(const __grid_constant__ Parameters p) {
@@ -29,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) matmul(const __grid_con
 #pragma unroll
             for (int i = 0; i < 64; ++i) r_c[i / 8][i % 8] += r_a[i / 8] * r_b[i % 8];
         }
-        __syncthreads();  // all are done with the tiles
+        __syncthreads();  // before the tiles are overwritten
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

@@ -1,7 +1,10 @@
-// Products on the tensor cores: a warp hands over matrices of 16 x 16 and 16 x 8, and one instruction does 2,048 multiplications and
-// additions. Operands stay 16-bit in shared memory, and `ldmatrix` brings them into registers as the instruction takes them. Eight warps
-// make a tile of 128 x 128, each 64 x 32 of it. A thread has elements (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1) of every 16 x 8,
-// where g = lane / 4 and t = lane % 4. Operands are still fetched while nothing is multiplied.
+// Matmuls on the tensor cores: one instruction of a warp multiplies matrices of 16 x
+// 16 and 16 x 8, which is 2,048 multiplications and additions. Operands stay 16-bit
+// in shared memory, and `ldmatrix` loads them into registers in the layout that the
+// instruction needs. Eight warps compute a tile of 128 x 128, 64 x 32 each. A thread
+// has elements (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1) of every 16 x 8,
+// where g = lane / 4 and t = lane % 4. Loads of operands do not overlap with
+// multiplications yet.
 constexpr int TILE = 128, DEPTH = 32, THREADS = 256;
 constexpr int A_PITCH = DEPTH + 8, B_PITCH = TILE + 8;  // eight rows, 16 bytes of each, lie in different banks
 
@@ -33,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) matmul(const __grid_con
                 }
             }
         }
-        __syncthreads();  // all are done with the tiles
+        __syncthreads();  // before the tiles are overwritten
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

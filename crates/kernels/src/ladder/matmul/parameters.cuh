@@ -1,7 +1,7 @@
-// C[m, n] = A[m, k] B[k, n]: rows of all three are contiguous and follow each other, elements are f16 or bf16, sums are f32. Any m, n, k.
+// C[m, n] = A[m, k] B[k, n]: all three are contiguous and row-major, elements are f16 or bf16, sums are f32. Any m, n, k.
 //
 // KIND (1 f16, 2 bf16), A_ALIGNED and B_ALIGNED (whether every row of the operand starts at a multiple of 16 bytes) and EVEN (whether n is
-// even) are constants that stand before this file.
+// even) are constants defined before this file.
 typedef Stored<KIND>::Element Element;
 struct __align__(16) Vector { Element e[8]; };
 
@@ -12,14 +12,14 @@ struct Parameters {
     long long m, n, k;
 };
 
-// The first row and column of a block's tile of C. Blocks follow each other along the rows of tiles.
+// The first row and column of a block's tile of C. Consecutive blocks are in the same row of tiles.
 struct Tile { long long row, column; };
 template <int ROWS, int COLUMNS> __device__ Tile tile_of_block(const Parameters& p) {
     const long long across = (p.n + COLUMNS - 1) / COLUMNS;
     return {blockIdx.x / across * ROWS, blockIdx.x % across * COLUMNS};
 }
 
-// An element of a matrix; zero outside of it, where nothing is read.
+// An element of a matrix; zero outside of it, without a load.
 __device__ float element(const Element* g_matrix, long long rows, long long columns, long long row, long long column) {
     return row < rows && column < columns ? widen<KIND>(g_matrix[row * columns + column]) : 0.0f;
 }
@@ -42,7 +42,7 @@ __device__ Vector vector(const Element* g_matrix, long long rows, long long colu
     return r;
 }
 
-// Stores two neighbours of a row of C from `column`, an even number, on.
+// Stores two neighbouring elements of a row of C, from the even column `column` on.
 __device__ void store_pair(const Parameters& p, long long row, long long column, float first, float second) {
     if (row >= p.m || column >= p.n) return;
     Element* g_first = p.g_c + row * p.n + column;

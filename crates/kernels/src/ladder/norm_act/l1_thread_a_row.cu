@@ -1,5 +1,6 @@
-// A thread a row: the loop one would write for a CPU. Neighbouring threads read addresses a row apart, so each line of memory is
-// fetched for one element and mostly gone before its neighbours are asked for.
+// One thread per row: the loop that one would write for a CPU. Neighbouring threads
+// read addresses a whole row apart, so each sector is fetched for one element, and is
+// often evicted before its other elements are read.
 extern "C" __global__ void row(const __grid_constant__ Parameters p) {
     const long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= p.rows) return;

@@ -1,5 +1,6 @@
-// A block a row: neighbouring threads read neighbouring columns. Sums meet in shared memory, half as many at each of eight steps,
-// with a barrier after each; the row is read three times, the second and third time from a cache.
+// One block per row: neighbouring threads read neighbouring columns. Sums are reduced
+// by a tree in shared memory, in eight steps with a barrier after each. The row is
+// read three times, the second and third time from a cache.
 constexpr int THREADS = 256;
 
 __device__ float sum_of_block(float x, float* s_sums) {

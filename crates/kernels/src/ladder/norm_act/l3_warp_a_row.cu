@@ -1,5 +1,6 @@
-// A warp a row: sums pass between registers of its threads by shuffles, without shared memory and without a barrier, and eight
-// rows share a block without waiting for each other.
+// One warp per row: shuffles exchange partial sums between registers, without shared
+// memory and without a barrier. A block has eight rows, which do not wait for each
+// other.
 constexpr int WARPS = 8;
 
 __device__ float sum_of_warp(float x) {

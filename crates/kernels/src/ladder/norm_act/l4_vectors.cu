@@ -1,4 +1,4 @@
-// A warp a row, 16 bytes a thread and access.
+// One warp per row, 16 bytes per thread and access.
 constexpr int WARPS = 8;
 
 __device__ float sum_of_warp(float x) {

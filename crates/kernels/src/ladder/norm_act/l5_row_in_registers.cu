@@ -1,4 +1,5 @@
-// A warp a row that it holds in registers: the row is read once, with all loads in flight, and no sweep waits for memory again.
+// One warp per row, held in registers: the row is read once, with all loads in
+// flight, and later passes do not access memory.
 constexpr int WARPS = 4;
 constexpr int CHUNKS = (COLS / V + 31) / 32;
 

@@ -1,6 +1,7 @@
-// One launch per step of the formula: the largest value per row, exponentials, their sum per row, quotients. A thread takes a row or an
-// element. Every element passes through memory four times more than it has to: x is read twice, the exponentials are written once
-// and read twice.
+// One launch per step of the formula: the largest value per row, exponentials, their
+// sum per row, quotients. A thread processes a row or an element. Every element is
+// moved four times more than necessary: x is read twice, and the exponentials are
+// written once and read twice.
 __device__ const Element* row_of(const Parameters& p, long long row) { return (const Element*)(p.g_x + row * p.x_stride); }
 __device__ float* largest(const Parameters& p) { return p.g_scratch + p.rows * COLS; }
 __device__ float* sums(const Parameters& p) { return p.g_scratch + p.rows * (COLS + 1); }

@@ -1,5 +1,6 @@
-// One launch, one thread per row: nothing but x and y is in memory. Neighbouring threads read addresses a row apart, so a warp's 32
-// accesses need 32 sectors of memory where 4 would do.
+// One launch, one thread per row: only x and y are in memory. Neighbouring threads
+// read addresses a whole row apart, so a warp's 32 accesses need 32 sectors of memory
+// where 4 would be enough.
 extern "C" __global__ void row(const __grid_constant__ Parameters p) {
     const long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= p.rows) return;

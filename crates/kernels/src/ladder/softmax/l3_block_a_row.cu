@@ -1,5 +1,6 @@
-// One block per row: neighbouring threads read neighbouring columns. The largest value and the sum are found by a tree in shared
-// memory, with a barrier after each of its eight steps.
+// One block per row: neighbouring threads read neighbouring columns. The largest
+// value and the sum are reduced by a tree in shared memory, with a barrier after each
+// of its eight steps.
 constexpr int THREADS = 256;
 
 template <class Combine> __device__ float over_block(float x, float* s_values, Combine combine) {

@@ -1,4 +1,5 @@
-// One warp per row: shuffles pass values between the registers of its threads, without shared memory and without a barrier.
+// One warp per row: shuffles exchange values between the registers of its threads,
+// without shared memory and without a barrier.
 constexpr int WARPS = 8;
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) row(const __grid_constant__ Parameters p) {

@@ -1,5 +1,6 @@
-// 16 bytes per access, and two sweeps instead of three: the sum follows the largest value. With a larger value than any before, the sum
-// so far, of exponentials under the old largest value, is scaled down to the new one. The same step combines the lanes of a warp.
+// 16 bytes per access, and two passes instead of three, by an online softmax: when a
+// larger value appears, the sum of exponentials so far is rescaled to the new
+// maximum. The same step combines the lanes of a warp.
 constexpr int WARPS = 8;
 
 struct Softmax { float most, sum; };

@@ -1,4 +1,5 @@
-// One warp per row that it holds in registers: the row is read once, and each exponential is computed once.
+// One warp per row, held in registers: the row is read once, and each exponential is
+// computed once.
 constexpr int WARPS = 4;
 constexpr int CHUNKS = (COLS / V + 31) / 32;
 

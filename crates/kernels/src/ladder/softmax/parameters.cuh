@@ -4,7 +4,7 @@ struct Parameters {
     long long x_stride;
     char* g_y;
     long long y_stride, rows, fault;
-    float* g_scratch;  // of the rung of four launches: [rows][COLS] exponentials, [rows] largest values, [rows] sums
+    float* g_scratch;  // for the rung with four launches: [rows][COLS] exponentials, [rows] largest values, [rows] sums
 };
 
 __device__ float never() { return __int_as_float(0xff800000); }

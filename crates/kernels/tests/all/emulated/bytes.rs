@@ -22,7 +22,7 @@ fn launched(graph: &Graph, [m, n, k]: [usize; 3], launch: &Launch) -> String {
     format!("bytes {m} {n} {k}\narguments {} {}\n{}", names.len(), names.join(" "), written(grid))
 }
 
-/// The kernel with tiles of so many columns, and its launch.
+/// The kernel with tiles of this many columns, and its launch.
 fn matmul(sizes: [usize; 3], (columns, turns): (usize, bool), processors: usize) -> (CudaSource, String) {
     let graph = graph(sizes);
     let plan = greedy(&graph);

@@ -21,7 +21,7 @@ enum Spread {
 /// How it is cut.
 #[derive(Debug, Clone, Copy)]
 enum Cut {
-    /// by warpgroups, in tiles of so many columns that have turns or are shared
+    /// by warpgroups, in tiles of this many columns that have turns or are shared
     Hopper(usize, bool),
     /// by warps
     Mma(MmaTile),

@@ -416,7 +416,7 @@ fn matmuls_of_several_operands() {
     check(compiler, cases);
 }
 
-/// Runs named products that are cut in some way, for so many multiprocessors, of which so many blocks run at once.
+/// Runs named products that are cut in some way, for this many multiprocessors, of which this many blocks run at once.
 fn check<const COUNT: usize>(compiler: &Toolchain, cases: [(&str, Product, HopperTile, usize, usize); COUNT]) {
     for (name, product, tile, processors, resident) in cases {
         let (source, launch) = hopper_matmul(&product, tile, processors);

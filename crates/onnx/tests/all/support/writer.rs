@@ -65,7 +65,7 @@ pub enum Value<'a> {
     Reference(&'a str),
 }
 
-/// A graph, as text would have it: one call a line.
+/// A graph, as text would have it: one call per line.
 #[derive(Debug, Clone, Default)]
 pub struct Writer {
     pub graph: Message,

@@ -181,7 +181,7 @@ impl Assembler {
         self.general(&[0xF7], true, 6, Operand::Memory(by), 0);
     }
 
-    /// Takes memory of the stack, how much [`Assembler::patch_stack`] says later: where the number stands.
+    /// Reserves stack memory, whose size [`Assembler::patch_stack`] sets later; returns the position of the number.
     pub fn take_stack(&mut self) -> usize {
         self.list(|| "sub rsp, frame".to_string());
         self.general(&[0x81], true, Arithmetic::Sub as u8, Operand::Register(RSP.0), 4);
@@ -189,12 +189,12 @@ impl Assembler {
         self.bytes.len() - 4
     }
 
-    /// Writes how much memory of the stack is taken.
+    /// Sets the size of the reserved stack memory.
     pub fn patch_stack(&mut self, at: usize, bytes: usize) {
         self.bytes[at..at + 4].copy_from_slice(&(bytes as u32).to_le_bytes());
     }
 
-    /// Asks for a line; `level` 1 is the cache next to the core, 2 the one behind it.
+    /// Prefetches a line into the cache of this level: 1 or 2.
     pub fn prefetch(&mut self, level: u8, at: Memory) {
         self.list(|| format!("prefetcht{} {at}", level - 1));
         self.general(&[0x0F, 0x18], false, level, Operand::Memory(at), 0);

@@ -1,4 +1,4 @@
-//! Registers, places in memory, sizes of vectors.
+//! Registers, memory operands, sizes of vectors.
 
 use std::fmt;
 
@@ -33,11 +33,11 @@ impl fmt::Display for General {
     }
 }
 
-/// What an address counts from.
+/// The base of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Base {
     Register(General),
-    /// The constants behind the code.
+    /// The constants after the code.
     Constants,
 }
 
@@ -81,7 +81,7 @@ impl fmt::Display for Memory {
     }
 }
 
-/// The operand of an instruction that may be memory.
+/// An operand that may be in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operand {
     Register(u8),

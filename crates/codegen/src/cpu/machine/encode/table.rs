@@ -12,7 +12,7 @@ pub enum Masked {
     Zero(u8),
 }
 
-/// Which operands stand where, in the order of the listing.
+/// The encoding of operands, in the order of the listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// register, second register, operand

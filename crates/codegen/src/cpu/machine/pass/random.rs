@@ -40,7 +40,7 @@ impl Passes<'_> {
         Ok(())
     }
 
-    /// Makes the bits of the next group of each set, and puts them where `to` says.
+    /// Generates the bits of the next group of each set, and stores them at `to`.
     fn group(&mut self, rows: &Rows<'_>, to: impl Fn(&Frame, u16) -> frame::Slot) -> Result<(), TooManyMasks> {
         for (keep, ops) in rows.strip.keeps.iter().enumerate() {
             self.vectors(ops, rows.held, Variant { vector: 0, tail: false, stream: false })?;

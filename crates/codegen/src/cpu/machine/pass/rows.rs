@@ -9,10 +9,10 @@ use super::super::values::Op;
 use super::super::vectors::{self, Held, ODD, TAIL, TAIL_VECTOR, Target, TooManyMasks, Variant};
 use super::Passes;
 
-/// Bytes between what a loop reads and what it asks for. The prefetcher of the hardware stops at the end of a page.
+/// Prefetch distance of a loop, in bytes. Hardware prefetchers stop at the end of a page.
 const AHEAD: usize = 2048;
 
-/// Lines of an argument that each body of a loop asks for.
+/// Lines of an argument that each iteration of a loop prefetches.
 pub(super) struct Prefetch {
     pub arg: u16,
     pub lines: std::ops::Range<usize>,
@@ -121,7 +121,7 @@ impl Passes<'_> {
         Ok(())
     }
 
-    /// Arguments that the pass writes past the caches.
+    /// Arguments that the pass writes with streaming stores.
     fn streams(&self, rows: &Rows<'_>) -> Vec<u16> {
         let stored = rows.strip.ops.iter().filter_map(|op| match *op {
             Op::Store(arg, _) if self.frame.streams[usize::from(arg)] => Some(arg),
@@ -130,7 +130,7 @@ impl Passes<'_> {
         stored.collect()
     }
 
-    /// Compares with 0 what the elements at the loop's column miss of the start of a cache line.
+    /// Compares with 0 the distance of the loop's column from the start of a cache line.
     fn test_lines(&mut self, streams: &[u16]) {
         let assembler = &mut *self.assembler;
         assembler.compute(Arithmetic::Xor, x86::RDX, x86::RDX);
@@ -188,7 +188,7 @@ impl Passes<'_> {
         Ok(())
     }
 
-    /// `rax` columns from the loop's column on, of so many vectors at most.
+    /// `rax` columns from the loop's column on, of this many vectors at most.
     fn masked(&mut self, rows: &Rows<'_>, vectors: usize) -> Result<(), TooManyMasks> {
         let done = self.assembler.label();
         let width = self.target.width() as i32;
@@ -240,7 +240,7 @@ impl Passes<'_> {
         }
     }
 
-    /// This body's share of the lines of the rows that come next.
+    /// This iteration's share of the prefetches of the next rows.
     fn prefetch(&mut self, rows: &Rows<'_>) {
         for Prefetch { arg, lines, place } in &rows.prefetches {
             for line in lines.clone() {

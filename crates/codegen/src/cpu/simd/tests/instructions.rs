@@ -133,7 +133,7 @@ fn a_function_does_not_depend_on_the_column() {
     }
 }
 
-/// `op` of one element a row, done in row work.
+/// `op` of one element per row, done in row work.
 fn scalar_results(isa: Isa, op: TileUnary, values: &[f32]) -> Vec<f32> {
     let row = vec![
         Inst::Load { dst: Dst::Scalar(0), arg: 0 },

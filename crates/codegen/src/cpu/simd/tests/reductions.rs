@@ -157,7 +157,7 @@ fn layer_norm_is_near_the_exact_one() {
     }
 }
 
-/// Sums over rows of `x` and of one scalar a row, in `chunks` spans.
+/// Sums over rows of `x` and of one scalar per row, in `chunks` spans.
 fn column_sums(isa: Isa, cols: usize, rows: usize, chunks: usize, x: &[f32], dtype: Dtype) -> (Vec<u8>, f32) {
     let columns = |dtype| ArgSpec { dtype, access: Access::Columns, written: true };
     let args = vec![reads(Dtype::F32), columns(dtype), columns(Dtype::F32), per_row(Dtype::F32, false)];

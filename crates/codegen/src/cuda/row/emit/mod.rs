@@ -1,8 +1,8 @@
 //! Body and config to CUDA text.
 //!
-//! The text is constants, the prelude, the parameter, the kernel and, where columns are summed over rows, a second kernel
-//! that adds the blocks' sums in one order. The kernel's row work is one block of statements a sweep: numbers of the
-//! row, a loop over the thread's chunks of columns, then the reductions of the sweep, all behind one barrier.
+//! The text consists of constants, the prelude, the parameter, the kernel and, for column sums, a second kernel
+//! that adds the blocks' sums in a fixed order. The kernel's row work is one block of statements per pass: numbers of the
+//! row, a loop over the thread's chunks of columns, then the reductions of the pass, all with one barrier.
 
 mod names;
 mod passes;
@@ -40,7 +40,7 @@ pub const PRELUDE_PARTS: [Part; 7] = [
     Part::Cluster,
 ];
 
-/// What every row kernel stands on: parts of the device-side library, then functions of lanes.
+/// The code that every row kernel includes: parts of the device-side library, then functions of lanes.
 pub static PRELUDE: LazyLock<String> = LazyLock::new(|| {
     let parts = tile::text(&PRELUDE_PARTS);
     format!("{parts}\n{}", PRELUDE_FILES.map(|(_, text)| text).join("\n"))
@@ -69,15 +69,15 @@ pub(crate) struct Lines {
     pub kernel: Vec<Line>,
 }
 
-/// Everything the text depends on.
+/// Everything that the text depends on.
 pub(crate) struct Emission<'a> {
     pub body: &'a Body,
     pub layouts: &'a [ArgLayout],
     pub passes: &'a Passes,
     pub config: &'a RowConfig,
-    /// Arguments that are no memory: what a matmul hands over, or is handed.
+    /// Arguments that are not in memory: values passed from or to a matmul.
     pub handed: &'a [usize],
-    /// The type that what is handed over was rounded to, if it was.
+    /// The dtype that passed values were rounded to, if any.
     pub rounded: Option<Dtype>,
 }
 
@@ -352,7 +352,7 @@ impl Writer<'_> {
         });
     }
 
-    /// Arrays that hold what waits for a later sweep, in the order they lie in shared memory: name and type.
+    /// Arrays for values kept for a later pass, in their order in shared memory: name and type.
     fn waiting(&self) -> Vec<(String, &'static str)> {
         let mut all = Vec::new();
         for arg in self.row_loads() {
@@ -443,7 +443,7 @@ impl Writer<'_> {
         format!("load<{ty}, {access}, {how}>(g{arg} + (i64)col * {size}, in)")
     }
 
-    /// Where this row's arguments begin.
+    /// Addresses of this row's arguments.
     fn addresses(&mut self, wanted: impl Fn(&ArgSpec, usize) -> bool) {
         let body = self.it.body;
         let wide = if self.it.config.wide { "u64" } else { "u32" };

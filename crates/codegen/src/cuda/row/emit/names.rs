@@ -1,4 +1,4 @@
-//! What types, operations and numbers are called in the text.
+//! Names of types, operations and numbers in the text.
 
 use deuteron_graph::{Activation, CompareOp, Dtype, ReduceOp};
 
@@ -73,7 +73,7 @@ pub(super) fn compare_sign(op: CompareOp) -> &'static str {
     }
 }
 
-/// Exact: what is neither whole nor short is written as bits.
+/// Exact: numbers that are neither whole nor short are written as bits.
 pub(super) fn float_literal(value: f32) -> String {
     if !value.is_finite() {
         return format!("__uint_as_float({:#010x}u)", value.to_bits());

@@ -1,4 +1,4 @@
-//! One sweep over a row: numbers of the row, a loop over the thread's chunks of columns, reductions.
+//! One pass over a row: numbers of the row, a loop over the thread's chunks of columns, reductions.
 
 use super::*;
 
@@ -146,7 +146,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Takes a chunk into a reduction.
+    /// Accumulates a chunk in a reduction.
     pub(super) fn gather(&mut self, level: usize, slot: usize, op: ReduceOp, value: ExprId) {
         let value = self.name_for(value, Kind::Float);
         match op {

@@ -1,4 +1,4 @@
-//! How a kernel goes over rows: one per thread group, row after row with the next one on its way in registers, or in stages of shared
+//! The iteration over rows: one row per thread group, or row after row with a prefetch of the next one into registers or into stages of shared
 //! memory.
 
 use super::*;
@@ -48,7 +48,7 @@ impl Writer<'_> {
         self.line("wait_for_previous();");
     }
 
-    /// A block has its rows and no others.
+    /// A block with a fixed set of rows.
     pub(super) fn one_row(&mut self) {
         self.line(format!("const i64 start = {};", self.span.begin));
         self.line("const int turn = 0;");
@@ -60,7 +60,7 @@ impl Writer<'_> {
         self.close();
     }
 
-    /// A block walks over rows.
+    /// A persistent block that iterates over rows.
     pub(super) fn row_after_row(&mut self) {
         self.line("int turn = 0;");
         self.walk();
@@ -71,7 +71,7 @@ impl Writer<'_> {
         self.close();
     }
 
-    /// A block walks over rows, and loads the next one before it works on this one.
+    /// A persistent block that prefetches the next row into registers.
     pub(super) fn rows_ahead(&mut self) {
         let (loads, numbers) = (self.own_loads(), self.row_numbers());
         self.open("{");
@@ -100,7 +100,7 @@ impl Writer<'_> {
         self.close();
     }
 
-    /// A block walks over rows, while the next ones are copied to shared memory. A thread copies what it will read, so no
+    /// A persistent block that prefetches the next rows into shared memory. Each thread copies the elements that it will read, so no
     /// barrier is needed.
     pub(super) fn rows_in_stages(&mut self) {
         let (loads, numbers) = (self.own_loads(), self.row_numbers());
@@ -229,7 +229,7 @@ impl Writer<'_> {
         self.open(format!("for (i64 start = {begin}; start < {end}; start += {step}, turn ^= 1) {{"));
     }
 
-    /// Which row this thread works on. A thread without one works on the last, and stores nothing.
+    /// The row of this thread. A thread without a row computes the last one, but stores nothing.
     pub(super) fn place(&mut self, start: &str) {
         let end = self.span.end;
         self.line(format!("const bool live = ROWS == 1 || {start} + group < {end};"));

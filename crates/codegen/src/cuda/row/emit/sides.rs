@@ -1,5 +1,5 @@
-//! Row work as functions that another kernel calls: what makes the first operand of a product, what follows its sums, and what
-//! follows rows that a block has finished.
+//! Row work as functions that another kernel calls: the prologue of a matmul, its epilogue, and work
+//! on rows that a block has finished.
 
 use super::names::{lane_type, scalar_type};
 use super::{Emission, Span, Writer, partials};
@@ -185,7 +185,7 @@ impl Writer<'_> {
         Some(Operand { arg, shared: self.it.layouts[arg].axes.is_empty() || picked, ty, load })
     }
 
-    /// `prefetch_shared(p, first, columns)`: all threads of a block bring so many columns, from the first on, of what all rows read into the
+    /// `prefetch_shared(p, first, columns)`: all threads of a block bring this many columns, from the first on, of what all rows read into the
     /// L2. Nothing if there is no such argument.
     pub(super) fn prefetch_shared(&mut self) {
         let body = self.it.body;

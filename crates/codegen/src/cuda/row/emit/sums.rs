@@ -1,4 +1,4 @@
-//! Sums over rows: gathered by each block, written to the workspace, added up by a second kernel.
+//! Column sums: accumulated by each block, written to the workspace, and added up by a second kernel.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! Row work on the sums of a tile, in the registers of the threads that hold them: a function per sweep, so that a kernel can reduce many
-//! rows together between two sweeps.
+//! Row work on the accumulators of a tile, in registers: a function per pass, so that a kernel can reduce many
+//! rows together between two passes.
 //!
 //! A thread has chunks of V columns of its rows. What it knows of a row is a `Row`. Of each sweep, `Level<L>`:
 //! - `Facts<L>`: numbers that the sweep reduces a row to (`SLOTS`, the first is number `FIRST` of all), the map by which it stores a result (`PUT`, -1 for none).
@@ -68,7 +68,7 @@ struct Moments {
 const FUNCTION: &str = "static __device__ __forceinline__";
 
 impl Writer<'_> {
-    /// What a thread knows of a row between sweeps.
+    /// The state of a row in a thread between passes.
     fn row_state(&mut self, arguments: TileArguments) {
         self.open("struct Row {");
         self.line("i64 row;");

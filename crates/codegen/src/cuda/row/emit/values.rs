@@ -1,4 +1,4 @@
-//! Expressions as lines: numbers of a row, and values along it.
+//! Expressions as text lines: numbers of a row, and values along it.
 
 use deuteron_graph::{BinaryOp, Dtype};
 
@@ -93,13 +93,13 @@ impl Writer<'_> {
         self.origin = None;
     }
 
-    /// Whether a value was handed over rounded to a type.
+    /// Whether a passed value was rounded to a dtype.
     fn is_rounded(&self, id: ExprId, dtype: Dtype) -> bool {
         let handed = matches!(self.it.body.expr(id), Expr::Load(arg) if self.handed_sums(arg).is_some());
         handed && self.it.rounded == Some(dtype)
     }
 
-    /// The sums that an argument is, where a product hands them over.
+    /// The accumulators of an argument that a matmul passes.
     fn handed_sums(&self, arg: u16) -> Option<String> {
         let position = self.it.handed.iter().position(|&handed| handed == usize::from(arg))?;
         Some(format!("sums[{position}]"))
@@ -134,7 +134,7 @@ impl Writer<'_> {
         match expr {
             Expr::Unary(op, a) => format!("{}1({})", op.name(), float(self, a)),
             Expr::Binary(op, a, b) => {
-                // A product that is read more than once is one number for all who read it: the compiler must not make it
+                // A product that is read more than once must have the same value for all readers: the compiler must not make it
                 // part of a multiply-add for one of them, or what should cancel does not.
                 let name = if op == BinaryOp::Mul && self.readers(id) > 1 { "whole" } else { op.name() };
                 format!("{name}2({}, {})", float(self, a), float(self, b))
