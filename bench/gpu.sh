@@ -9,7 +9,7 @@
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
 # h200-row-ladder.csv, h200-attention-ladder.csv, h200-launch-ladder.csv, h200-attention-peers.csv, h200-heads.csv, h200-matmul.csv, h200-matmul-ladder.csv, h200-matmul-few-rows.csv, h200-ffn.csv, h200-experts.csv, h200-layers.csv,
-# h200-launches-peers.csv, h200-launches-ncu.csv, h200-crossover.csv, h200-python-peers.csv, h200-conformance.csv, gpt2-cuda.csv, bench.json and machine.toml.
+# h200-launches-peers.csv, h200-launches-ncu.csv, h200-crossover.csv, h200-python-peers.csv, h200-conformance.csv, h200-clocks.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
 # minute more since, and `attention` 102 s.
 set -u
@@ -330,12 +330,44 @@ part_launches() {
     run crossover_rows
 }
 
-# GPT-2 beside torch, eager and compiled, all as CUDA graphs.
+# GPT-2 beside torch, eager and compiled, all as CUDA graphs; first ours alone, with the clocks that the GPU has meanwhile.
 part_gpt2() {
-    run "$deuteron" bench gpt2 --device cuda --dtype bf16
-    run "$deuteron" bench gpt2 --device cuda --dtype bf16 --batch 8 --context 1000
+    watch_clocks gpt2 "$deuteron" bench gpt2 --device cuda --dtype bf16
+    watch_clocks gpt2-8x1000 "$deuteron" bench gpt2 --device cuda --dtype bf16 --batch 8 --context 1000
     run python3 "$here/peers_gpt2.py" --binary "$deuteron" --commit "$commit" --device cuda --dtypes bf16 --batches 1 8 \
         --contexts 128 --rounds 2
+}
+
+# Runs a command, and samples clocks and power twenty times a second: over the samples where the GPU is busy, lowest, median and highest clock, highest
+# power, and how often the power cap held the clock down. The row goes to OUT/h200-clocks.csv.
+watch_clocks() {
+    local name=$1 samples sampler
+    shift
+    samples=$(mktemp)
+    nvidia-smi --query-gpu=clocks.sm,power.draw,clocks_event_reasons.sw_power_cap,utilization.gpu --format=csv,noheader,nounits -lms 50 >"$samples" &
+    sampler=$!
+    run "$@"
+    kill $sampler
+    python3 - "$samples" "$OUT/h200-clocks.csv" "$name" "${commit:-unknown}" <<'PYTHON'
+import csv, datetime, pathlib, statistics, sys
+
+samples, table, name, commit = sys.argv[1:]
+rows = [line.split(", ") for line in open(samples).read().splitlines() if line.count(", ") == 3]
+busy = [(int(clock), float(power), cap.strip() == "Active") for clock, power, cap, used in rows if int(used) > 50]
+if busy:
+    clocks = [clock for clock, _, _ in busy]
+    row = {"run": name, "samples": len(busy), "clock_least_mhz": min(clocks), "clock_median_mhz": statistics.median(clocks),
+           "clock_most_mhz": max(clocks), "power_most_w": max(power for _, power, _ in busy),
+           "capped_share": round(sum(cap for _, _, cap in busy) / len(busy), 3), "commit": commit, "date": datetime.date.today()}
+    print(", ".join(f"{key} {value}" for key, value in row.items()))
+    new = not pathlib.Path(table).exists()
+    with open(table, "a") as file:
+        writer = csv.DictWriter(file, list(row), lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+PYTHON
+    rm "$samples"
 }
 
 # What a call costs beside its kernel, as the row of h200-overhead.csv.
