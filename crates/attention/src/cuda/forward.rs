@@ -14,7 +14,7 @@ use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, offered};
 use deuteron_graph::Dtype;
-use deuteron_plan::primitive_work;
+use deuteron_plan::{Work, primitive_work};
 
 use super::hopper::{Groups, Walk};
 use super::scores::Scores;
@@ -57,8 +57,16 @@ impl Family<CudaTarget> for AttentionFamily {
         if refusal(&fit.kernel, &fit.shape).is_some() {
             return None;
         }
+        let work = move || {
+            let lowered = LoweredAttention::new(&group, &fit);
+            let microseconds = match choose(&lowered, target) {
+                ForwardVariant::Hopper(groups) => groups.microseconds(&lowered.kernel, &lowered.shape, target),
+                _ => None,
+            };
+            Work { microseconds, ..primitive_work(&group) }
+        };
         let kernel = move || kernel(&LoweredAttention::new(&group, &fit), target);
-        offered(move || primitive_work(&group), kernel)
+        offered(work, kernel)
     }
 }
 

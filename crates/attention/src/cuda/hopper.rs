@@ -20,6 +20,8 @@ const MAX_STRIDE: usize = 1 << 39;
 const SECTION: usize = 32 << 20;
 /// Threads that multiply.
 const MULTIPLIERS: u32 = 256;
+/// Queries of most tiles.
+const ROWS: usize = 128;
 /// Bytes of the number of the tile that a block has drawn.
 const NUMBER_BYTES: usize = 16;
 /// Columns of a piece of a row in shared memory.
@@ -125,6 +127,34 @@ impl Groups {
     pub(super) fn maps(&self, kernel: &AttentionKernel, shape: &AttentionShape, args: &[ArgBinding]) -> [Word; 3] {
         let rows = |operand| if operand == AttentionOperand::Q { self.queries() } else { self.keys };
         MappedRows::all(kernel, shape).map(|all| Word::Map(all.map(kernel, args, rows(all.operand))))
+    }
+
+    /// Time of a launch on an H200, roughly. None for heads of 64 and 128: kernels of one launch take these with what follows, and all must be priced
+    /// alike.
+    pub(super) fn microseconds(
+        &self,
+        kernel: &AttentionKernel,
+        shape: &AttentionShape,
+        target: &CudaTarget,
+    ) -> Option<f64> {
+        if matches!(kernel.width, 64 | 128) {
+            return None;
+        }
+        let (heads, tiles) = (shape.batch * shape.heads, shape.queries.div_ceil(ROWS));
+        // Squares of 128 queries by 128 keys of a tile of queries, the last of a head first.
+        let squares = |tile: usize| {
+            let seen = match kernel.mask {
+                AttentionMask::Causal => ((tile + 1) * ROWS + shape.keys).saturating_sub(shape.queries).min(shape.keys),
+                _ => shape.keys,
+            };
+            seen.div_ceil(ROWS)
+        };
+        let all = heads * (0..tiles).map(squares).sum::<usize>();
+        let longest = squares(tiles.saturating_sub(1));
+        let own = (all as f64 / target.processors as f64).max(longest as f64);
+        let rounds = (heads * tiles).div_ceil(target.processors) as f64;
+        let width = if kernel.width < PIECE { kernel.width } else { padded(kernel.width) };
+        Some(3.0 + own * (0.46 + 0.0105 * width as f64) + 1.5 * rounds)
     }
 
     /// Bytes that are kept from launch to launch, zeros between them.
