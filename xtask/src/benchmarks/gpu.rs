@@ -214,6 +214,39 @@ pub fn attention(root: &Path) -> Result<String> {
     Ok(table.end())
 }
 
+/// Attention of heads that share keys and of other widths, alone and with its gradient.
+pub fn heads(root: &Path) -> Result<String> {
+    let rows = Rows::read(root, "h200-heads.csv")?;
+    let header = [
+        "sequences x heads x positions x features",
+        "heads of keys",
+        "mask",
+        "flash",
+        "cuDNN",
+        "ours",
+        "over the best",
+        "with gradient: flash",
+        "cuDNN",
+        "ours",
+        "over the best",
+    ];
+    let mut table = Table::new(header);
+    for forward in rows.of(&[("direction", "forward")]) {
+        let sizes = ["batch", "heads", "positions", "width", "key_heads", "causal"]
+            .map(|column| (column, forward.text(column).unwrap_or_default()));
+        let both = rows.newest(&[&[("direction", "forward and gradient")], &sizes[..]].concat())?;
+        let cells = |row: Row<'_>| -> Result<[String; 4]> {
+            let (flash, cudnn, ours) = (row.number("flash_us")?, row.number("cudnn_us")?, row.number("us")?);
+            Ok([three(flash), three(cudnn), three(ours), times(flash.min(cudnn) / ours)])
+        };
+        let ([a, b, c, d], [e, f, g, h]) = (cells(forward)?, cells(both)?);
+        let [shape @ .., (_, key_heads), (_, causal)] = sizes;
+        let mask = if causal == "True" { "causal" } else { "none" };
+        table.row([shape.map(|(_, size)| size).join(" x "), key_heads.into(), mask.into(), a, b, c, d, e, f, g, h]);
+    }
+    Ok(table.end())
+}
+
 /// Times of torch, torch.compile, ours apart and ours in one launch.
 fn launch(rows: &Rows, op: &str, batch: &str, positions: &str) -> Result<(f64, f64, f64, f64)> {
     let of = |contender: &str| {

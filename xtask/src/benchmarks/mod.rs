@@ -33,7 +33,7 @@ const GUIDE: &str = "docs/guide/src";
 /// Makes the text of a block.
 type Block = fn(&Path) -> Result<String>;
 
-const BLOCKS: [(&str, Block); 24] = [
+const BLOCKS: [(&str, Block); 25] = [
     ("summary", gpu::summary),
     ("h200-ops", gpu::ops),
     ("h200-losses", gpu::losses),
@@ -44,6 +44,7 @@ const BLOCKS: [(&str, Block); 24] = [
     ("h200-gpt2", gpu::gpt2),
     ("h200-python", gpu::python),
     ("h200-attention", gpu::attention),
+    ("h200-heads", gpu::heads),
     ("h200-launches", gpu::all_launches),
     ("h200-crossover", gpu::crossover),
     ("h200-decode", gpu::decode),

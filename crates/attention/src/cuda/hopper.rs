@@ -67,7 +67,7 @@ impl Groups {
     pub const NARROW_FEW: Groups =
         Groups { keys: 64, stages: 6, slots: 1, blocks: 1, split: true, turns: false, walk: Walk::InTurn };
     /// Wider heads, up to 128. Blocks fetch the next tile's queries and keys while they finish one. 8 x 16 heads of 1024 took 93 with a block for
-    /// each tile and 86 in turn, 4 x 16 of 4096 took 453 and 553: what a causal tile takes differs too much to go forth and back.
+    /// each tile, 86 in turn and 82 drawn; 4 x 16 of 4096 took 453 and 553: what a causal tile takes differs too much to go forth and back.
     pub const WIDE: Groups =
         Groups { keys: 128, stages: 2, slots: 1, blocks: 1, split: false, turns: true, walk: Walk::Drawn };
 
@@ -154,7 +154,9 @@ impl Groups {
         let own = (all as f64 / target.processors as f64).max(longest as f64);
         let rounds = (heads * tiles).div_ceil(target.processors) as f64;
         let width = if kernel.width < PIECE { kernel.width } else { padded(kernel.width) };
-        Some(3.0 + own * (0.46 + 0.0105 * width as f64) + 1.5 * rounds)
+        // Tiles of 64 keys have more steps.
+        let steps = if width > 2 * PIECE { 1.2 } else { 1.0 };
+        Some(3.0 + own * (0.46 + 0.0105 * width as f64) * steps + 1.5 * rounds)
     }
 
     /// Bytes that are kept from launch to launch, zeros between them.
