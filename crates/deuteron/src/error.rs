@@ -78,6 +78,20 @@ pub enum Error {
         /// what was given
         got: String,
     },
+    /// A target of a loss that is no class.
+    #[error("input `{name}`: expected a class from 0 to {last}{}, got {got} in row {row}", .ignored.map(|ignored| format!(" or {ignored}, which is ignored")).unwrap_or_default())]
+    Target {
+        /// its name
+        name: String,
+        /// the last class
+        last: usize,
+        /// the target of rows without a loss
+        ignored: Option<i32>,
+        /// the row
+        row: usize,
+        /// its target
+        got: i32,
+    },
     /// The wrong number of states.
     #[error("{graph}: expected {expected} states, got {got}; run a session with states by `run_with`")]
     StateCount {

@@ -82,7 +82,8 @@ fn index_limit(graph: &Graph, id: NodeId) -> usize {
     if limit == usize::MAX { 1 << 30 } else { limit.max(1) }
 }
 
-fn is_reshape_of(graph: &Graph, view: NodeId, of: NodeId) -> bool {
+/// Whether a value is another one in another shape.
+pub(crate) fn is_reshape_of(graph: &Graph, view: NodeId, of: NodeId) -> bool {
     let node = graph.node(view);
     matches!(node.op, Op::View(View::Reshape(_))) && node.inputs[0] == of
 }

@@ -8,7 +8,7 @@ use deuteron_device::{
     BorrowedMemory, CompiledKernel, Device, Executable, Inputs, Job, Launching, Memory, Moment, Place, Recorded,
     States, Step,
 };
-use deuteron_graph::{Graph, NodeId, Op};
+use deuteron_graph::{Call, Callee, Composite, Graph, NodeId, Op};
 use deuteron_kernels::{render, render_copy};
 use deuteron_plan::{Layout, Plan, plan_pinned};
 
@@ -20,6 +20,7 @@ pub(crate) use storage::Storage;
 
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::seed::is_reshape_of;
 use crate::tensor::Tensor;
 
 /// A compiled graph. Running it allocates nothing.
@@ -36,6 +37,16 @@ pub struct Session {
     launching: Launching,
     storage: Storage,
     bytes: usize,
+    targets: Vec<Targets>,
+}
+
+/// An input that has the targets of a loss. Kernels that make the loss from chunks of logits compare targets with columns, so one that is no
+/// column would only be missing from the loss.
+struct Targets {
+    /// its position among the inputs that are not states
+    input: usize,
+    classes: usize,
+    ignored: Option<i32>,
 }
 
 impl Session {
@@ -71,6 +82,7 @@ impl Session {
             kernels,
             executable,
             launching: Launching::Eager,
+            targets: targets(graph, &storage.inputs),
             storage,
             bytes,
         })
@@ -213,10 +225,26 @@ impl Session {
         for ((&id, tensor), layout) in expected.iter().zip(inputs).zip(&self.layouts) {
             self.check_tensor(id, tensor, layout)?;
         }
+        self.check_targets(inputs)?;
         for ((kept, state), layout) in kept.iter().zip(states).zip(&self.state_layouts) {
             self.check_tensor(kept.node, state, layout)?;
             if state.memory_mut().is_none() {
                 return Err(Error::SharedState(self.graph.label(kept.node)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Targets on the host must be classes. Those on a device are checked by its kernels, as far as these can.
+    fn check_targets(&self, inputs: &[&Tensor]) -> Result<(), Error> {
+        for &Targets { input, classes, ignored } in &self.targets {
+            let Some(mut given) = inputs[input].host_integers() else { continue };
+            let is_class = |target: i32| usize::try_from(target).is_ok_and(|class| class < classes);
+            let wrong =
+                given.find_map(|(row, target)| (!is_class(target) && Some(target) != ignored).then_some((row, target)));
+            if let Some((row, got)) = wrong {
+                let name = self.graph.label(self.storage.inputs[input]);
+                return Err(Error::Target { name, last: classes.saturating_sub(1), ignored, row, got });
             }
         }
         Ok(())
@@ -235,6 +263,17 @@ impl Session {
         let (expected, got) = (describe(dtype, layout), describe(tensor.dtype(), tensor.layout()));
         Err(Error::Input { name: self.graph.label(id), expected, got })
     }
+}
+
+/// The inputs that are targets of losses, as they are or in another shape.
+fn targets(graph: &Graph, inputs: &[NodeId]) -> Vec<Targets> {
+    let of_call = |call: &Call| {
+        let Callee::Composite(Composite::LinearCrossEntropy { ignored, .. }) = call.callee else { return None };
+        let (weight, targets) = (call.inputs.get(1)?, call.inputs.get(2)?);
+        let input = inputs.iter().position(|&id| id == *targets || is_reshape_of(graph, *targets, id))?;
+        Some(Targets { input, classes: graph.node(*weight).shape[0], ignored })
+    };
+    graph.calls().iter().filter_map(of_call).collect()
 }
 
 /// States that share memory with no other tensor.

@@ -186,6 +186,13 @@ impl Tensor {
         }
     }
 
+    /// Rows and values of a contiguous `i32` tensor on the host; none of any other tensor.
+    pub(crate) fn host_integers(&self) -> Option<impl Iterator<Item = (usize, i32)>> {
+        let bytes = self.memory.host().filter(|_| self.dtype == Dtype::I32 && self.layout.is_contiguous())?;
+        let integers = bytes[..4 * self.shape().elements()].chunks_exact(4);
+        Some(integers.map(|bytes| i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).enumerate())
+    }
+
     /// The bytes of a tensor on the host that is contiguous and shares its memory with no other; none of any other tensor.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let length = self.shape().elements() * self.dtype.bytes();

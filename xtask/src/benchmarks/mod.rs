@@ -19,12 +19,13 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::{files, root};
 
 /// Documents with generated blocks.
-const DOCUMENTS: [&str; 5] = [
+const DOCUMENTS: [&str; 6] = [
     "README.md",
     "docs/benchmarks.md",
     "docs/guide/src/step-1.md",
     "docs/guide/src/step-2.md",
     "docs/guide/src/step-3.md",
+    "docs/guide/src/step-4.md",
 ];
 
 /// Where the pages of ops are, as `op-NAME.md`.

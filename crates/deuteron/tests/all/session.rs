@@ -237,6 +237,27 @@ fn misuse_gets_a_typed_error() {
 }
 
 #[test]
+fn a_target_that_is_no_class_is_an_error() {
+    let text = "x = input f32[3,4] ; w = weight f32[5,4] ; t = input i32[1,3] ; r = reshape t [3]
+l = linear_cross_entropy x w r IGNORED; out l";
+    let engine = Engine::cpu();
+    let x = Tensor::filled(Dtype::F32, [3, 4], 1.0).unwrap();
+    let w = Tensor::filled(Dtype::F32, [5, 4], 1.0).unwrap();
+    let run = |ignored: &str, targets: [i32; 3]| {
+        let graph: Graph = text.replace("IGNORED", ignored).parse().unwrap();
+        let mut session = Session::new(&engine, &graph, Strategy::Fused).unwrap();
+        session.run(&[&x, &w, &Tensor::from_i32([1, 3], &targets).unwrap()])?;
+        session.output(0)?.to_f32()
+    };
+    let message = run("", [0, 4, 5]).unwrap_err().to_string();
+    assert_eq!(message, "input `t`: expected a class from 0 to 4, got 5 in row 2");
+    let message = run("ignored=-100 ", [0, -1, -100]).unwrap_err().to_string();
+    assert_eq!(message, "input `t`: expected a class from 0 to 4 or -100, which is ignored, got -1 in row 1");
+    let loss = run("ignored=-100 ", [0, 4, -100]).unwrap();
+    assert!((loss[0] - 5f32.ln()).abs() < 1e-5 && (loss[1] - 5f32.ln()).abs() < 1e-5 && loss[2] == 0.0, "{loss:?}");
+}
+
+#[test]
 fn an_index_outside_of_the_table_is_an_error() {
     let graph: Graph = "t = input i32[3] ; w = weight f32[4,8] ; y = gather w t ; out y".parse().unwrap();
     let engine = Engine::cpu();
