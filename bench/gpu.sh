@@ -17,10 +17,10 @@ set -u
 # part       seconds  lines of its output that are shown
 PARTS="
 info         20       12
-test         300      24
+test         420      24
 check        160      40
 matrix       300      40
-repeat       30       6
+repeat       60       6
 sanitize     240      12
 calibrate    70       8
 bench        150      90

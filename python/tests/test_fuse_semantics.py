@@ -383,9 +383,9 @@ def test_traces_of_32_and_64_bits_are_two() -> None:
 def test_floats_of_64_bits_are_not_mixed_with_others() -> None:
     x, y = torch.randn(3), torch.randn(3, dtype=torch.float64)
     for function in (lambda x, y: x + y, lambda x, y: x.to(y)):
-        with pytest.raises(TypeError, match="floats of 64 bits alone, or none"):
+        with pytest.raises(TypeError, match="only 64-bit floats, or none"):
             deuteron.fuse(function)(x, y)
-    with pytest.raises(TypeError, match="floats of 64 bits alone, or none"):
+    with pytest.raises(TypeError, match="only 64-bit floats, or none"):
         deuteron.fuse(lambda x: x + y)(x)
 
 
