@@ -69,11 +69,11 @@ impl Session {
         let bytes = bytes(&job);
         let executable = device.load(job)?;
         let data = graph.inputs().iter().zip(layouts).filter(|(input, _)| storage.inputs.contains(input));
+        let layouts: Vec<Layout> = data.map(|(_, layout)| layout).collect();
         Ok(Session {
             graph: graph.clone(),
             times: vec![Duration::ZERO; kernels.len()],
             plan,
-            layouts: data.map(|(_, layout)| layout).collect(),
             state_layouts: storage
                 .states
                 .iter()
@@ -82,7 +82,8 @@ impl Session {
             kernels,
             executable,
             launching: Launching::Eager,
-            targets: targets(graph, &storage.inputs),
+            targets: targets(graph, &storage.inputs, &layouts),
+            layouts,
             storage,
             bytes,
         })
@@ -265,13 +266,13 @@ impl Session {
     }
 }
 
-/// The inputs that are targets of losses, as they are or in another shape.
-fn targets(graph: &Graph, inputs: &[NodeId]) -> Vec<Targets> {
+/// The contiguous inputs that are targets of losses, as they are or in another shape.
+fn targets(graph: &Graph, inputs: &[NodeId], layouts: &[Layout]) -> Vec<Targets> {
     let of_call = |call: &Call| {
         let Callee::Composite(Composite::LinearCrossEntropy { ignored, .. }) = call.callee else { return None };
         let (weight, targets) = (call.inputs.get(1)?, call.inputs.get(2)?);
         let input = inputs.iter().position(|&id| id == *targets || is_reshape_of(graph, *targets, id))?;
-        Some(Targets { input, classes: graph.node(*weight).shape[0], ignored })
+        layouts[input].is_contiguous().then_some(Targets { input, classes: graph.node(*weight).shape[0], ignored })
     };
     graph.calls().iter().filter_map(of_call).collect()
 }
