@@ -204,14 +204,16 @@ pub fn attention(root: &Path) -> Result<String> {
         let sizes =
             ["batch", "heads", "positions", "width"].map(|column| (column, forward.text(column).unwrap_or_default()));
         let backward = rows.newest(&[&[("direction", "backward")], &sizes[..]].concat())?;
-        let cells = |row: Row<'_>| -> Result<[String; 4]> {
-            let (flash, cudnn, ours) = (row.number("flash_us")?, row.number("cudnn_us")?, row.number("us")?);
-            Ok([three(flash), three(cudnn), three(ours), times(flash.min(cudnn) / ours)])
-        };
-        let ([a, b, c, d], [e, f, g, h]) = (cells(forward)?, cells(backward)?);
+        let ([a, b, c, d], [e, f, g, h]) = (beside_torch(forward)?, beside_torch(backward)?);
         table.row([sizes.map(|(_, size)| size).join(" x "), a, b, c, d, e, f, g, h]);
     }
     Ok(table.end())
+}
+
+/// Times of torch's two kernels and of ours, and how many times as fast as the faster of theirs ours is.
+fn beside_torch(row: Row<'_>) -> Result<[String; 4]> {
+    let (flash, cudnn, ours) = (row.number("flash_us")?, row.number("cudnn_us")?, row.number("us")?);
+    Ok([three(flash), three(cudnn), three(ours), times(flash.min(cudnn) / ours)])
 }
 
 /// Attention of heads that share keys and of other widths, alone and with its gradient.
@@ -235,11 +237,7 @@ pub fn heads(root: &Path) -> Result<String> {
         let sizes = ["batch", "heads", "positions", "width", "key_heads", "causal"]
             .map(|column| (column, forward.text(column).unwrap_or_default()));
         let both = rows.newest(&[&[("direction", "forward and gradient")], &sizes[..]].concat())?;
-        let cells = |row: Row<'_>| -> Result<[String; 4]> {
-            let (flash, cudnn, ours) = (row.number("flash_us")?, row.number("cudnn_us")?, row.number("us")?);
-            Ok([three(flash), three(cudnn), three(ours), times(flash.min(cudnn) / ours)])
-        };
-        let ([a, b, c, d], [e, f, g, h]) = (cells(forward)?, cells(both)?);
+        let ([a, b, c, d], [e, f, g, h]) = (beside_torch(forward)?, beside_torch(both)?);
         let [shape @ .., (_, key_heads), (_, causal)] = sizes;
         let mask = if causal == "True" { "causal" } else { "none" };
         table.row([shape.map(|(_, size)| size).join(" x "), key_heads.into(), mask.into(), a, b, c, d, e, f, g, h]);

@@ -1,6 +1,8 @@
 //! The gradient of attention.
 
-use super::shared::{ANY_SIZES, added, argument, check_compiled, loaded, microseconds, on_gpu, outputs, part, same};
+use super::shared::{
+    ANY_SIZES, added, argument, check_compiled, hopper, loaded, microseconds, on_gpu, outputs, part, same,
+};
 use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, stored, widened,
 };
@@ -490,17 +492,6 @@ fn extreme_scores_and_scales_hold() {
         let got = Case::new(kernel, [1, 2, 130, 130], 1e4).run(&device, None);
         assert!(got.iter().flatten().all(|x| x.is_finite()), "{dtype}");
     }
-}
-
-/// The GPU, if the gradients of 16-bit heads go by warpgroups there.
-fn hopper() -> Option<Cuda> {
-    let device = gpu(true)?;
-    let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
-    let is_one = target.arch.has_wgmma();
-    if !is_one {
-        println!("skipped, since this test needs a Hopper GPU: this one is {}", target.arch);
-    }
-    is_one.then_some(device)
 }
 
 /// Every odd length, both masks, groups of 1 to 8 heads.

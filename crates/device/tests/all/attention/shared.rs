@@ -9,6 +9,7 @@ use deuteron_codegen::{ArgBinding, Kernel, Source};
 use deuteron_device::cuda::nvrtc::{Compiler, Cubin};
 use deuteron_device::{Cuda, Device, Executable, Job, Launching, Memory, NoStates, Place, Step};
 use deuteron_graph::{Dtype, Graph};
+use deuteron_kernels::Backend;
 
 use crate::support::attention::Numbers;
 use crate::support::{compiled, gpu};
@@ -61,6 +62,17 @@ pub fn on_gpu(check: impl FnOnce(&Cuda, Dtype), dtype: Dtype) {
     if let Some(device) = gpu(true) {
         check(&device, dtype);
     }
+}
+
+/// The GPU, if it is a Hopper.
+pub fn hopper() -> Option<Cuda> {
+    let device = gpu(true)?;
+    let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
+    let is_one = target.arch.has_wgmma();
+    if !is_one {
+        println!("skipped, since this test needs a Hopper GPU: this one is {}", target.arch);
+    }
+    is_one.then_some(device)
 }
 
 /// What is compiled of a kernel.

@@ -4,6 +4,7 @@ use deuteron_attention::cuda::hopper::{Groups, Walk};
 use deuteron_device::{DeviceError, DeviceMemory};
 
 use super::*;
+use crate::attention::shared::hopper;
 
 const PLAIN: [AttentionMask; 2] = [AttentionMask::Full, AttentionMask::Causal];
 const LENGTHS: [usize; 8] = [1, 17, 64, 127, 128, 129, 1000, 1024];
@@ -38,17 +39,6 @@ fn every_cut_compiles_without_spills() {
         }
     }
     compile(&compiler, &kernels);
-}
-
-/// The GPU, if it is a Hopper.
-fn hopper() -> Option<Cuda> {
-    let device = gpu(true)?;
-    let Backend::Cuda(target) = device.backend() else { panic!("a GPU") };
-    let is_one = target.arch.has_wgmma();
-    if !is_one {
-        println!("skipped, since this test needs a Hopper GPU: this one is {}", target.arch);
-    }
-    is_one.then_some(device)
 }
 
 fn check_lengths(device: &Cuda, dtype: Dtype, width: usize) {
