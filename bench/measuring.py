@@ -24,12 +24,17 @@ class Arguments(argparse.ArgumentParser):
 
     def __init__(self, about):
         super().__init__(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-        self.add_argument("--binary", type=Path, default=next(filter(Path.exists, BINARIES), None),
+        self.add_argument("--binary", type=Path,
                           help="our command [default: the bundle's, then the release build's]")
         self.add_argument("--commit", default="", help="written into the rows")
 
     def parse_args(self):
         arguments = super().parse_args()
+        if arguments.binary is None:
+            packed = ROOT / "bundle/deuteron.gz"
+            if packed.exists() and not BINARIES[0].exists():
+                self.error(f"the bundle's command is packed: run `gunzip {packed}` first, as bench/gpu.sh does")
+            arguments.binary = next(filter(Path.exists, BINARIES), None)
         if arguments.binary is None:
             self.error("no `deuteron` binary; run `cargo xtask bundle` or `cargo build --release` first")
         return arguments

@@ -28,7 +28,7 @@ def set_num_threads(threads: int) -> None:
 
 
 def get_num_threads() -> int:
-    """How many threads per call on the CPU takes now."""
+    """The number of threads that a call on the CPU uses now."""
     return _native.get_num_threads()
 
 

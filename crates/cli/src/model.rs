@@ -75,7 +75,7 @@ pub fn stored(name: &str) -> Result<(Checkpoint, Tokenizer)> {
     let hub = hub_folder(|name| std::env::var_os(name));
     let folder = match find_model(name, hub.as_deref()) {
         Err(error @ HubError::NotFound { .. }) => {
-            bail!("{error}; or use the cached model: --model {}", Config::BOX.name)
+            bail!("{error}; or use the built-in model: --model {}", Config::BOX.name)
         }
         found => found?,
     };

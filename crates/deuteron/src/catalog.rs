@@ -23,9 +23,9 @@ pub use sizes::{ExpertSizes, Heads, OperandType, Sizes};
 use crate::error::Error;
 use crate::training::Training;
 
-/// How the graph of a ready-made op is planned, and that of its gradient. Row work, attention and losses are the fused kernel that they are
+/// How the graph of a ready-made op is planned. Row work, attention and losses are the fused kernel that they are
 /// named for, at every size. Row work around a linear layer is searched: on a GPU a norm before or after a large matmul
-/// takes less time as a kernel of its own.
+/// takes less time as a kernel of its own. Graphs of gradients are greedy.
 pub fn strategy(graph: &Graph) -> Strategy {
     let has = |kinds: &[CompositeKind]| {
         graph.calls().iter().any(|call| matches!(&call.callee, Callee::Composite(of) if kinds.contains(&of.kind())))

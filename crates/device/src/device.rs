@@ -137,7 +137,7 @@ pub trait Executable: Send {
     fn run(&mut self, input: Inputs<'_, '_>, states: &mut dyn States, launching: Launching) -> Result<(), DeviceError>;
     /// Runs every step in order on memory of the caller: inputs are read and states and outputs written in place. On a device with
     /// streams the run is enqueued on the stream of `borrowed`, and this returns without waiting. The stream may be capturing a
-    /// CUDA graph; then the executable must live as long as that graph is replayed. An index outside of its table is reported by
+    /// CUDA graph; then the executable must live as long as that graph is replayed, and two runs or replays of it may not overlap. An index outside of its table is reported by
     /// a later call.
     fn run_borrowed(&mut self, borrowed: BorrowedMemory<'_>) -> Result<(), DeviceError>;
     /// Runs every step in order, one by one; `times` receives one duration per step.

@@ -29,12 +29,12 @@ pub enum SamplingError {
     /// Top-p is not a probability.
     #[error("top-p must be above 0 and at most 1, got {0}")]
     TopP(f32),
-    /// A logit is NaN or infinite.
+    /// A logit is NaN or plus infinity.
     #[error("the logit of token {id} is {value}; the weights are damaged, or the dtype is too small for them")]
     NotFinite {
         /// the token
         id: usize,
-        /// NaN or infinity
+        /// NaN or plus infinity
         value: f32,
     },
     /// No logits, or all are minus infinity.

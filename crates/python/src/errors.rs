@@ -16,7 +16,7 @@ pub(crate) fn of(op: &str, error: Error) -> PyErr {
             PyMemoryError::new_err(text)
         }
         Error::Device(DeviceError::Index { .. } | DeviceError::EarlierIndex { .. }) => PyIndexError::new_err(text),
-        Error::Reference(ReferenceError::IndexRange { .. }) => PyIndexError::new_err(text),
+        Error::Reference(ReferenceError::IndexRange { .. }) | Error::Target { .. } => PyIndexError::new_err(text),
         Error::Device(_) => PyRuntimeError::new_err(text),
         Error::NoBackward(_) | Error::Graph(GraphError::NoGradient { .. }) => PyTypeError::new_err(text),
         _ => PyValueError::new_err(text),

@@ -87,33 +87,36 @@ pub fn losses(root: &Path) -> Result<String> {
 /// Six rows for the first page, one of them a loss.
 pub fn summary(root: &Path) -> Result<String> {
     let mut table = Table::new(["", "torch", "torch.compile", "ours", ""]);
-    let mut add = |label: String, torch: f64, compiled: f64, ours: f64| {
-        table.row([label, three(torch), three(compiled), three(ours), times(torch.min(compiled) / ours)]);
+    let mut add = |label: String, torch: f64, compiled: f64, ours: f64, ratio: f64| {
+        table.row([label, three(torch), three(compiled), three(ours), times(ratio)]);
     };
     let ops = Op::all(&Rows::read(root, "h200.csv")?)?;
     for (name, link) in [("norm_act", " ([rows](bench/results/h200.csv))"), ("add_norm", "")] {
         let op = ops.iter().find(|op| op.name == name && op.shape == SHAPES[0] && op.direction == "forward");
         let op = op.with_context(|| format!("h200.csv has no {name}"))?;
-        add(format!("{}, {}, us{link}", op.title(), op.shape), op.torch, op.compiled, op.ours);
+        add(format!("{}, {}, us{link}", op.title(), op.shape), op.torch, op.compiled, op.ours, op.ratio());
     }
     let rows = Rows::read(root, "h200-launches-peers.csv")?;
     let (torch, compiled, _, one) = launch(&rows, "attention_add_norm", "8", "1024")?;
     let label =
         "attention + residual + LayerNorm, eight sequences of 1024, us ([rows](bench/results/h200-launches-peers.csv))";
-    add(label.into(), torch, compiled, one);
+    add(label.into(), torch, compiled, one, torch.min(compiled) / one);
     let rows = Rows::read(root, "h200-gpt2-peers.csv")?;
     let link = " ([rows](bench/results/h200-gpt2-peers.csv))";
     for (phase, words, link) in [("prefill", "prompt of 1024", link), ("decode", "one token", "")] {
         let row = rows.newest(&[("phase", phase), ("batch", "1")])?;
         let [torch, compiled, ours] = ["torch_ms", "torch.compile_ms", "deuteron_ms"].map(|column| row.number(column));
-        add(format!("GPT-2 124M, {words}, ms{link}"), torch?, compiled?, ours?);
+        // Of times before they were rounded to the digits of the row.
+        let ratio = row.number("best_peer_over_ours")?;
+        add(format!("GPT-2 124M, {words}, ms{link}"), torch?, compiled?, ours?, ratio);
     }
     let rows = Rows::read(root, "h200-python-peers.csv")?;
     let [torch, compiled, ours] = ["torch", "torch.compile", "ours"]
         .map(|who| rows.newest(&[("what", "GPT-2 forward, 8 x 1024"), ("contender", who)])?.number("value"));
     let link = "([rows](bench/results/h200-python-peers.csv))";
     let label = format!("GPT-2 124M of Hugging Face from Python, eight sequences, ms, no graphs {link}");
-    add(label, torch?, compiled?, ours?);
+    let (torch, compiled, ours) = (torch?, compiled?, ours?);
+    add(label, torch, compiled, ours, torch.min(compiled) / ours);
     Ok(table.end())
 }
 

@@ -38,7 +38,7 @@ const MANY: usize = 16;
 const STATISTICS: usize = 8;
 /// The same, as `backward_plain.cu` keeps them.
 const PLAIN_STATISTICS: usize = 16;
-/// MappedRows of queries or of keys that a block of `hopper_backward.cuh` owns, and of the other side in a tile.
+/// Rows of queries or of keys that a block of `hopper_backward.cuh` owns, and of the other side in a tile.
 const HOPPER_ROWS: usize = 128;
 const HOPPER_TILE: usize = 64;
 /// Tiles of the other side in shared memory there.
@@ -135,7 +135,7 @@ pub fn products(kernel: &AttentionKernel) -> usize {
 }
 
 impl SideTiles {
-    /// MappedRows that a block owns.
+    /// Rows that a block owns.
     pub fn rows(&self) -> usize {
         self.warps * self.atoms * 16
     }

@@ -27,15 +27,15 @@
 // SLOTS 0: results go out through the place of the queries, for which wide heads leave no room beside them.
 //
 // Takes, of NVRTC 13.4: heads of 64 with two blocks 90 registers, 99,472 bytes of shared memory a block, 18 of 64 warps; with one,
-// SPLIT, 168 (240 for those who multiply, 24 for the others), 134,352, 12 warps; heads of 128 168, 197,712, 12; heads
-// of 192 and 256 168, 197,744 and 197,712, 12. No spills.
+// SPLIT, 168 (240 for those who multiply, 24 for the others), 134,352, 12 warps; heads of 128 168, 197,728, 12; heads
+// of 192 and 256 168, 197,760 and 197,728, 12. No spills.
 
 // The parameter.
 struct Mapped {
     Maps maps;
     Attention attention;
     u64 section;   // heads whose tiles are worked on together
-    u64* g_drawn;  // tiles that were drawn; 0 between launches
+    u32* g_drawn;  // tiles that were drawn, u32 and 4 bytes of filler; 0 between launches
 };
 constexpr int AT_NUMBER = AT_MORE;
 static_assert(AT_NUMBER + (DRAWS ? 16 : 0) + 1024 == SHARED, "the host asks for as much");
@@ -62,10 +62,8 @@ static __device__ __forceinline__ int number_in_turn(int round) {
 // DRAWS: a block begins with the tile of its own number. Behind the tiles that blocks begin with it draws: a number that no other block gets. Each
 // block draws until there is no tile of its number, so there are as many draws as tiles, and the last one resets the count.
 static __device__ __forceinline__ int draw(const Mapped& p) {
-    const u64 drawn = atomicAdd(p.g_drawn, 1ull);
-    const u64 tiles = p.attention.batch * p.attention.heads * (u64)tiles_of_head(p.attention);
-    if (drawn == tiles - 1) *p.g_drawn = 0;
-    return (int)(gridDim.x + (u32)drawn);
+    const u32 tiles = (u32)(p.attention.batch * p.attention.heads) * (u32)tiles_of_head(p.attention);
+    return (int)(gridDim.x + atomicInc(p.g_drawn, tiles - 1));
 }
 
 // The number of the block's tile stands beside its queries: written when their place is free, and read when they have come.

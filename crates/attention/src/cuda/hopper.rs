@@ -67,7 +67,8 @@ impl Groups {
     pub const NARROW_FEW: Groups =
         Groups { keys: 64, stages: 6, slots: 1, blocks: 1, split: true, turns: false, walk: Walk::InTurn };
     /// Wider heads, up to 128. Blocks fetch the next tile's queries and keys while they finish one. 8 x 16 heads of 1024 took 93 with a block for
-    /// each tile, 86 in turn and 82 drawn; 4 x 16 of 4096 took 453 and 553: what a causal tile takes differs too much to go forth and back.
+    /// each tile, 86 in turn and 82 drawn; 4 x 16 of 4096 took 453 with a
+    /// block for each tile and 553 in turn: causal tiles differ too much in time for a fixed order.
     pub const WIDE: Groups =
         Groups { keys: 128, stages: 2, slots: 1, blocks: 1, split: false, turns: true, walk: Walk::Drawn };
 
@@ -141,17 +142,9 @@ impl Groups {
             return None;
         }
         let (heads, tiles) = (shape.batch * shape.heads, shape.queries.div_ceil(ROWS));
-        // Squares of 128 queries by 128 keys of a tile of queries, the last of a head first.
-        let squares = |tile: usize| {
-            let seen = match kernel.mask {
-                AttentionMask::Causal => ((tile + 1) * ROWS + shape.keys).saturating_sub(shape.queries).min(shape.keys),
-                _ => shape.keys,
-            };
-            seen.div_ceil(ROWS)
-        };
-        let all = heads * (0..tiles).map(squares).sum::<usize>();
-        let longest = squares(tiles.saturating_sub(1));
-        let own = (all as f64 / target.processors as f64).max(longest as f64);
+        let causal = kernel.mask == AttentionMask::Causal;
+        let (of_head, longest) = squares(shape.queries, shape.keys, causal);
+        let own = (heads as f64 * of_head / target.processors as f64).max(longest);
         let rounds = (heads * tiles).div_ceil(target.processors) as f64;
         let width = if kernel.width < PIECE { kernel.width } else { padded(kernel.width) };
         // Tiles of 64 keys have more steps.
@@ -184,6 +177,19 @@ impl Groups {
     }
 }
 
+/// Squares of 128 queries by 128 keys that hold a pair which counts: all of a head, and those of its last queries. A tile of queries sees
+/// one square more than the tile before it, between none and all.
+fn squares(queries: usize, keys: usize, causal: bool) -> (f64, f64) {
+    let [tiles, most] = [queries, keys].map(|count| count.div_ceil(ROWS) as i64);
+    let before = if causal { -(queries as i64 - keys as i64).div_euclid(ROWS as i64) } else { most };
+    let up_to = |tile: i64| {
+        let rising = tile.clamp(0, most);
+        rising * (rising + 1) / 2 + (tile - rising).max(0) * most
+    };
+    let last = before + tiles;
+    ((up_to(last) - up_to(before)) as f64, last.clamp(0, most) as f64)
+}
+
 /// Whether attention, or its gradient, is one for warpgroups, with tiles of so many keys and these rows by tensor maps.
 pub(super) fn fits(
     kernel: &AttentionKernel,
@@ -203,7 +209,7 @@ pub(super) fn fits(
     target.arch.has_wgmma() && narrow && plain && masked && sized && rows.iter().all(MappedRows::has_map)
 }
 
-/// MappedRows that come by a tensor map.
+/// Rows that come by a tensor map.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MappedRows {
     pub operand: AttentionOperand,
@@ -274,4 +280,21 @@ pub(super) fn section(kernel: &AttentionKernel, shape: &AttentionShape) -> usize
 pub(super) fn evened(heads: usize, bytes: usize) -> usize {
     let fit = (SECTION / bytes.max(1)).max(1);
     heads.div_ceil(heads.div_ceil(fit).max(1)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn squares_are_those_of_every_tile() {
+        for (queries, keys) in [(0, 5), (1, 1), (127, 128), (129, 1000), (1000, 129), (1500, 1500), (640, 64), (4096, 8192)] {
+            let seen = |tile: usize| ((tile + 1) * ROWS + keys).saturating_sub(queries).min(keys).div_ceil(ROWS);
+            let each: Vec<usize> = (0..queries.div_ceil(ROWS)).map(seen).collect();
+            let last = each.last().map_or(squares(queries, keys, true).1, |&last| last as f64);
+            assert_eq!(squares(queries, keys, true), (each.iter().sum::<usize>() as f64, last), "{queries} {keys}");
+            let all = keys.div_ceil(ROWS);
+            assert_eq!(squares(queries, keys, false), ((each.len() * all) as f64, all as f64), "{queries} {keys}");
+        }
+    }
 }

@@ -216,7 +216,8 @@ static bool step(Unit& unit) {
                 const u32 last = lanes.back();
                 fprintf(stderr, "block %u, warp %u, ", block->index.x, first / 32);
                 if (last == lanes[0]) fprintf(stderr, "lane %u", last);
-                else fprintf(stderr, "lanes %u %s %u", lanes[0], last - lanes[0] + 1 == lanes.size() ? "to" : "..", last);
+                else if (last - lanes[0] + 1 == lanes.size()) fprintf(stderr, "lanes %u to %u", lanes[0], last);
+                else fprintf(stderr, "%zu lanes from %u to %u", lanes.size(), lanes[0], last);
                 fprintf(stderr, ": %s\n", text.c_str());
             }
         }

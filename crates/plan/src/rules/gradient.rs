@@ -23,11 +23,14 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// The gradient, made by one of `core`, that `stored` holds in its own order, or the sums of over the heads of groups.
+    /// The gradient, made by one of `core`, that `stored` holds in its own order, or whose sums over the heads of
+    /// groups it holds.
     pub fn of(graph: &Graph, placement: &Placement, core: &[NodeId], stored: NodeId) -> Option<Ending> {
         let is_core = |id: NodeId| core.binary_search(&id).is_ok();
         let mut nodes = Vec::new();
         let mut at = stored;
+        // A kernel stores its gradients in their own type: sums of gradients that were cast are another kernel's.
+        let is_same_type = |gradient: NodeId| graph.node(gradient).dtype == graph.node(stored).dtype;
         // The same elements in another shape.
         if !is_core(at)
             && let Some((base, layout)) = copied(graph, placement, at)
@@ -39,7 +42,7 @@ impl Ending {
             at = base;
         }
         if is_core(at) {
-            return Some(Ending { gradient: at, nodes, group: 1 });
+            return is_same_type(at).then_some(Ending { gradient: at, nodes, group: 1 });
         }
         let node = graph.node(at);
         nodes.push(at);
@@ -60,7 +63,7 @@ impl Ending {
         let (group, columns) = (shape[axis], node.shape.elements());
         let heads = merge_contiguous(&Shape::from([group, outer, inner]), &[inner, group * inner, 1]);
         let in_order = layout.offset == 0 && merge_contiguous(&layout.shape, &layout.strides) == heads;
-        (in_order && columns == outer * inner).then_some(Ending { gradient, nodes, group })
+        (in_order && columns == outer * inner && is_same_type(gradient)).then_some(Ending { gradient, nodes, group })
     }
 }
 

@@ -288,7 +288,7 @@ fn mistakes_ahead() {
         ("if (drawn == tiles - 1) *p.g_drawn = 0;", "", "FAILED"),
         ("*s_number = number;", "", "FAILED"),
         ("if constexpr (!LENDS) release(rings.q_empty());", "", "deadlock"),
-        ("named_barrier_arrive(TURN_BARRIER + 1 - warpgroup, MULTIPLIERS);", "", "named barrier"),
+        ("named_barrier_arrive(TURN_BARRIER + 1 - warpgroup, MULTIPLIERS);", "", "waits for named barrier"),
         (
             "named_barrier_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);",
             "named_barrier_sync(TURN_BARRIER + warpgroup, 128);",
