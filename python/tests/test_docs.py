@@ -1,4 +1,4 @@
-"""Examples of the pages in `docs/python` do what they say."""
+"""Examples of the README and of the pages in `docs/python` do what they say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "python").glob("*.md"))
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs" / "python").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -19,3 +20,22 @@ def test_examples_of_a_page_run(page: Path) -> None:
         pytest.importorskip("transformers")
     failed, tried = doctest.testfile(str(page), module_relative=False, optionflags=doctest.ELLIPSIS)
     assert tried > 0 and failed == 0
+
+
+def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=40, n_positions=16, n_embd=32, n_layer=2, n_head=2)
+    x, r, w, b = torch.randn(5, 8), torch.randn(5, 8), torch.rand(8), torch.randn(8)
+    names = {
+        "x": x, "r": r, "w": w, "b": b,
+        "model": transformers.GPT2LMHeadModel(config).eval(), "tokens": torch.tensor([[1, 2, 3]]),
+    }
+    [example] = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    exec(example.split("```")[0], names)
+    torch.testing.assert_close(names["y"], torch.nn.functional.layer_norm(x + r, (8,), w, b))
+    torch.testing.assert_close(names["s"], x + r)
+    assert len(names["report"].replaced) > 0
+    gated = torch.nn.functional.rms_norm(x, (8,), w, 1e-5) * torch.sigmoid(r)
+    torch.testing.assert_close(names["gated"](x, r, w), gated)
+    assert "h200" in capsys.readouterr().out

@@ -68,18 +68,27 @@ pub fn fusion(root: &Path) -> Result<String> {
 
 /// GPT-2 beside what people run it with.
 pub fn gpt2(root: &Path) -> Result<String> {
+    gpt2_of(root, &["f32", "bf16", "int8"])
+}
+
+/// The same in f32 alone.
+pub fn gpt2_f32(root: &Path) -> Result<String> {
+    gpt2_of(root, &["f32"])
+}
+
+fn gpt2_of(root: &Path, weights: &[&str]) -> Result<String> {
     let rows = Rows::read(root, "xeon-2core-gpt2-peers.csv")?;
     let header =
         ["weights", "", "torch", "torch.compile", "ONNX Runtime", "llama.cpp", "CTranslate2", "ours", "over the best"];
     let mut table = Table::new(header);
-    for weights in ["f32", "bf16", "int8"] {
+    for &weights in weights {
         for (phase, context, words) in
             [("prefill", "0", "prompt"), ("decode", "128", "token after 128"), ("decode", "1000", "token after 1000")]
         {
             let row = rows.newest(&[("weights", weights), ("phase", phase), ("context", context)])?;
             let ms = |column: &str| row.measured(column).map(maybe);
             table.row([
-                weights.into(),
+                weights.to_string(),
                 words.into(),
                 ms("torch_ms")?,
                 ms("torch.compile_ms")?,

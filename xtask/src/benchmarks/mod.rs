@@ -6,6 +6,7 @@
 mod cpu;
 mod gpu;
 mod ladders;
+mod losses;
 mod matmul;
 mod op;
 mod pictures;
@@ -19,13 +20,14 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::{files, root};
 
 /// Documents with generated blocks.
-const DOCUMENTS: [&str; 6] = [
+const DOCUMENTS: [&str; 7] = [
     "README.md",
     "docs/benchmarks.md",
     "docs/guide/src/step-1.md",
     "docs/guide/src/step-2.md",
     "docs/guide/src/step-3.md",
     "docs/guide/src/step-4.md",
+    "docs/guide/src/rejected.md",
 ];
 
 /// Where the pages of ops are, as `op-NAME.md`.
@@ -34,10 +36,11 @@ const GUIDE: &str = "docs/guide/src";
 /// Makes the text of a block.
 type Block = fn(&Path) -> Result<String>;
 
-const BLOCKS: [(&str, Block); 25] = [
+const BLOCKS: [(&str, Block); 27] = [
     ("summary", gpu::summary),
     ("h200-ops", gpu::ops),
     ("h200-losses", gpu::losses),
+    ("worst-losses", losses::worst),
     ("h200-matmul", matmul::gpu),
     ("h200-matmul-ladder", matmul::ladder),
     ("h200-experts", matmul::experts),
@@ -57,6 +60,7 @@ const BLOCKS: [(&str, Block); 25] = [
     ("cpu-fusion", cpu::fusion),
     ("cpu-matmul", matmul::cpu),
     ("cpu-gpt2", cpu::gpt2),
+    ("cpu-gpt2-f32", cpu::gpt2_f32),
     ("cpu-gpt2-facts", cpu::gpt2_facts),
     ("planner", cpu::planner),
     ("model", cpu::model),

@@ -31,7 +31,7 @@ fn beside_peers(root: &Path, name: &str) -> Result<Option<String>> {
         "attention_add_norm" | "attention_block" => {
             ("h200-launches-peers.csv", "causal, bf16, 12 heads of 64", gpu::launches(root, &[name])?)
         }
-        "moe" => ("h200-experts.csv", "bf16, 8 experts of 4096 to 4096", matmul::experts(root)?),
+        "moe" => ("h200-experts.csv", "bf16, experts of 4096 to 4096", matmul::experts(root)?),
         _ => {
             let ops = Op::all(&Rows::read(root, "h200.csv")?)?;
             let ops: Vec<&Op> = ops.iter().filter(|op| op.name == name).collect();

@@ -1,11 +1,15 @@
-//! Links of the book: pages, anchors and files of the repository must exist. What is on other hosts is not asked for.
+//! Links of the book and of all other documents: pages, anchors and files of the repository must exist. What is on other hosts is not
+//! asked for.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use anyhow::{Context, Result};
 use pulldown_cmark::{Event, Tag, TagEnd};
 
 use super::book::{Book, Page};
+use crate::files;
 
 /// The anchor of a heading, as mdBook and GitHub make it.
 pub fn anchor(heading: &str) -> String {
@@ -55,17 +59,40 @@ pub fn resolved(folder: &Path, path: &str) -> PathBuf {
     out
 }
 
+/// Folders with documents, beside those in the root. Pages of the book are checked with the book.
+const FOLDERS: [&str; 5] = ["docs", "bench", "crates", "python", "fuzz"];
+
+/// The documents outside of the book, with paths below the root as names.
+pub fn documents(root: &Path) -> Result<Book> {
+    let book = Path::new("docs/guide/src");
+    let mut paths: Vec<PathBuf> = fs::read_dir(root)?.flatten().map(|entry| entry.path()).collect();
+    for folder in FOLDERS {
+        paths.extend(files::below(&root.join(folder))?);
+    }
+    let is_built = |path: &Path| path.components().any(|part| part.as_os_str() == "target");
+    paths.retain(|path| path.strip_prefix(root).is_ok_and(|path| !path.starts_with(book) && !is_built(path)));
+    paths.retain(|path| files::has_extension(path, &["md"]));
+    paths.sort();
+    let page = |path: &PathBuf| -> Result<Page> {
+        let file = path.strip_prefix(root)?.to_string_lossy().into_owned();
+        let text = fs::read_to_string(path).with_context(|| file.clone())?;
+        Ok(Page { title: file.clone(), part: None, depth: 0, file, text, included: Vec::new() })
+    };
+    let pages = paths.iter().map(page).collect::<Result<_>>()?;
+    Ok(Book { root: root.into(), folder: root.into(), pages })
+}
+
 /// Every dead link, with its page.
 pub fn mistakes(book: &Book) -> Vec<String> {
-    let known: BTreeMap<&str, BTreeSet<String>> =
-        book.pages.iter().map(|page| (page.file.as_str(), anchors(page).into_iter().collect())).collect();
+    let known: BTreeMap<PathBuf, BTreeSet<String>> =
+        book.pages.iter().map(|page| (book.folder.join(&page.file), anchors(page).into_iter().collect())).collect();
     let mut mistakes = Vec::new();
     for page in &book.pages {
         for event in page.parser() {
             let (Event::Start(Tag::Link { dest_url, .. }) | Event::Start(Tag::Image { dest_url, .. })) = event else {
                 continue;
             };
-            if let Some(reason) = mistake(book, page, &known, &dest_url) {
+            if let Some(reason) = mistake(&book.folder.join(&page.file), &known, &dest_url) {
                 mistakes.push(format!("{}: {dest_url}: {reason}", page.file));
             }
         }
@@ -73,16 +100,16 @@ pub fn mistakes(book: &Book) -> Vec<String> {
     mistakes
 }
 
-fn mistake(book: &Book, page: &Page, known: &BTreeMap<&str, BTreeSet<String>>, address: &str) -> Option<&'static str> {
+fn mistake(page: &Path, known: &BTreeMap<PathBuf, BTreeSet<String>>, address: &str) -> Option<&'static str> {
     if is_elsewhere(address) {
         return None;
     }
     let (file, anchor) = address.split_once('#').map_or((address, None), |(file, anchor)| (file, Some(anchor)));
-    let file = if file.is_empty() { page.file.as_str() } else { file };
-    match (known.get(file), anchor) {
+    let file = if file.is_empty() { page.to_path_buf() } else { resolved(page.parent()?, file) };
+    match (known.get(&file), anchor) {
         (Some(anchors), Some(anchor)) => (!anchors.contains(anchor)).then_some("the page has no such heading"),
         (Some(_), None) => None,
-        (None, _) => (!resolved(&book.folder, file).exists()).then_some("no such file"),
+        (None, _) => (!file.exists()).then_some("no such file"),
     }
 }
 
@@ -97,5 +124,20 @@ mod tests {
         assert_eq!(mistakes(&book(text)), Vec::<String>::new());
         let text = "# Page\n\n[1](other.md) [2](#nothing) ![3](../../../no.svg) [4](page.md#pages)\n";
         assert_eq!(mistakes(&book(text)).len(), 4);
+    }
+
+    #[test]
+    fn documents_outside_of_the_book_are_checked() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut documents = documents(&root).unwrap();
+        let files: Vec<&str> = documents.pages.iter().map(|page| page.file.as_str()).collect();
+        for file in ["README.md", "docs/trust.md", "docs/python/numerics.md", "bench/README.md"] {
+            assert!(files.contains(&file), "{files:?}");
+        }
+        assert!(!files.iter().any(|file| file.starts_with("docs/guide/src")), "{files:?}");
+        assert_eq!(mistakes(&documents), Vec::<String>::new());
+        let readme = documents.pages.iter_mut().find(|page| page.file == "README.md").unwrap();
+        readme.text = "# A\n\n[1](docs/trust.md#no-such-heading) [2](docs/none.md) [3](#a) [4](docs/trust.md)\n".into();
+        assert_eq!(mistakes(&documents).len(), 2);
     }
 }

@@ -43,8 +43,9 @@ pub fn check(root: &Path, nvrtc: Option<PathBuf>) -> Result<()> {
 fn pages(root: &Path) -> Result<Book> {
     let start = Instant::now();
     let book = Book::read(root, &root.join(SOURCE).join("src"))?;
-    let mistakes = [links::mistakes(&book), commands::mistakes(&book)].concat();
-    ensure!(mistakes.is_empty(), "the guide has {} mistakes:\n  {}", mistakes.len(), mistakes.join("\n  "));
+    let others = links::documents(root)?;
+    let mistakes = [links::mistakes(&book), commands::mistakes(&book), links::mistakes(&others)].concat();
+    ensure!(mistakes.is_empty(), "guide and documents have {} mistakes:\n  {}", mistakes.len(), mistakes.join("\n  "));
     let folder = root.join(BUILT).join("html");
     html::write(&book, &folder)?;
     let seconds = start.elapsed().as_secs_f64();

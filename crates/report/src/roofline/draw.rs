@@ -15,18 +15,25 @@ const BOTTOM: f64 = HEIGHT - 58.0;
 /// Names written beside points: the slowest kernels of the chosen plan.
 const LABELS: usize = 7;
 
-// Light ground; `page/charts.css` names the same classes for both themes.
+// Light ground; `page/charts.css` names the same classes for both themes, `DARK` for a file of its own.
 const INK: &str = "#1b222c";
 const MUTED: &str = "#566170";
 const GRID: &str = "#e3e7ec";
 const BEFORE: &str = "#9a5200";
 const AFTER: &str = "#0b6bb3";
 const MEASURED: &str = "#00755a";
+/// The colours of the page's dark theme, where a viewer prefers it.
+const DARK: &str = "@media(prefers-color-scheme:dark){.roof-ground{fill:#0f141a}.roof-grid{stroke:#2b3541}.roof-words,.roof-legend{fill:#a3afbc}\
+    .roof-slope{stroke:#a3afbc}.roof-line{stroke:#e8edf3}.roof-names,.roof-labels{fill:#e8edf3}.roof-labels{stroke:#0f141a}\
+    .roof-before circle,.roof-key-before{stroke:#e0a45a}.roof-after circle,.roof-key-after{fill:#5aaeef;stroke:#5aaeef}\
+    .roof-measured,.roof-key-measured{stroke:#4fcca6}}";
 const FONT: &str = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif";
 
 pub(super) fn standalone(title: &str, points: &[Point], roofs: &Roofs) -> String {
     let title = markup(title);
-    let ground = format!("<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#ffffff\"/>\n");
+    let ground = format!(
+        "<style>{DARK}</style>\n<rect class=\"roof-ground\" width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#ffffff\"/>\n"
+    );
     let size = format!(" width=\"{WIDTH}\" height=\"{HEIGHT}\"");
     format!("{}<title>{title}</title>\n{ground}{}</svg>\n", open(&size), drawing(points, roofs))
 }

@@ -9,7 +9,7 @@ mod draw;
 use crate::units::{bytes, digits, flop_rate, time};
 use crate::{Analysis, KernelSheet, MachineSheet};
 
-/// The roofline as an SVG file on a light ground, with text as text.
+/// The roofline as an SVG file with text as text, on a dark ground where its viewer prefers one.
 ///
 /// Both roofs with their ridges, every kernel before (hollow) and after (filled), measured ones as diamonds. The area of
 /// a point is its share of the plan's time. Kernels without arithmetic are left out.
