@@ -84,15 +84,18 @@ pub fn documents(root: &Path) -> Result<Book> {
 
 /// Every dead link, with its page.
 pub fn mistakes(book: &Book) -> Vec<String> {
-    let known: BTreeMap<PathBuf, BTreeSet<String>> =
-        book.pages.iter().map(|page| (book.folder.join(&page.file), anchors(page).into_iter().collect())).collect();
+    let known: BTreeMap<PathBuf, BTreeSet<String>> = book
+        .pages
+        .iter()
+        .map(|page| (resolved(&book.folder, &page.file), anchors(page).into_iter().collect()))
+        .collect();
     let mut mistakes = Vec::new();
     for page in &book.pages {
         for event in page.parser() {
             let (Event::Start(Tag::Link { dest_url, .. }) | Event::Start(Tag::Image { dest_url, .. })) = event else {
                 continue;
             };
-            if let Some(reason) = mistake(&book.folder.join(&page.file), &known, &dest_url) {
+            if let Some(reason) = mistake(&resolved(&book.folder, &page.file), &known, &dest_url) {
                 mistakes.push(format!("{}: {dest_url}: {reason}", page.file));
             }
         }
