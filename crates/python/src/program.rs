@@ -495,7 +495,7 @@ impl Program {
         let result = |name: &String| graph.outputs().iter().find(|output| output.name == *name);
         let updates = self.updates.iter().filter_map(|(state, output)| Some((input(state)?, result(output)?.node)));
         let updates: Vec<(NodeId, NodeId)> = updates.collect();
-        let kept: Vec<NodeId> = states.iter().copied().chain(updates.iter().map(|&(state, _)| state)).collect();
+        let all_states: Vec<NodeId> = states.iter().copied().chain(updates.iter().map(|&(state, _)| state)).collect();
         let from = |id: NodeId| {
             let name = graph.label(id);
             let found = position(&name).filter(|&at| given.get(at).is_some_and(Option::is_some));
@@ -505,10 +505,10 @@ impl Program {
             .inputs()
             .iter()
             .copied()
-            .filter(|id| !kept.contains(id))
+            .filter(|id| !all_states.contains(id))
             .map(from)
             .collect::<PyResult<Vec<usize>>>()?;
-        let state_positions = kept.iter().copied().map(from).collect::<PyResult<Vec<usize>>>()?;
+        let state_positions = all_states.iter().copied().map(from).collect::<PyResult<Vec<usize>>>()?;
         let (work, nodes) = if doubles {
             let nodes = graph.outputs().iter().map(|output| output.node).collect::<Vec<_>>();
             (Work::Reference(Box::new(graph.clone())), nodes)

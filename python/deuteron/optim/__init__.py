@@ -20,8 +20,7 @@ try:
 except ImportError as error:
     raise ImportError("deuteron.optim needs torch: pip install torch") from error
 
-from .._graph_text import GraphText
-from ._update import DTYPES, Batches, Rule, Update, Updater
+from ._update import DTYPES, Batches, Let, Rule, Update, Updater
 
 __all__ = ["AdamW", "Lion", "SGD"]
 
@@ -156,20 +155,14 @@ def _zeros(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
 
-def _adamw(graph: GraphText, of: Dict[str, str], suffix: str) -> List[str]:
-    def let(name: str, expression: str) -> str:
-        return graph.let(f"{name}.{suffix}", "f32", expression)
-
-    g = let("g", f"mul {of['gradient']} {of['scale']}")
-    m_kept, m_added = let("m_kept", f"mul {of['first']} {of['keep1']}"), let("m_added", f"mul {g} {of['take1']}")
-    m = let("m", f"add {m_kept} {m_added}")
-    square = let("square", f"mul {g} {g}")
-    v_kept, v_added = let("v_kept", f"mul {of['second']} {of['keep2']}"), let("v_added", f"mul {square} {of['take2']}")
-    v = let("v", f"add {v_kept} {v_added}")
-    root = let("unbiased", f"mul {let('root', f'sqrt {v}')} {of['unbias']}")
-    ratio = let("ratio", f"div {m} {let('divisor', f'add {root} {of['eps']}')}")
-    kept, change = let("kept", f"mul {of['weight']} {of['shrink']}"), let("change", f"mul {ratio} {of['rate']}")
-    return [let("w", f"sub {kept} {change}"), m, v]
+def _adamw(let: Let) -> List[str]:
+    g = let("g", "mul gradient scale")
+    m = let("m", "add", let("m_kept", "mul first keep1"), let("m_added", "mul take1", g))
+    square = let("square", "mul", g, g)
+    v = let("v", "add", let("v_kept", "mul second keep2"), let("v_added", "mul take2", square))
+    divisor = let("divisor", "add eps", let("unbiased", "mul unbias", let("root", "sqrt", v)))
+    change = let("change", "mul rate", let("ratio", "div", m, divisor))
+    return [let("w", "sub", let("kept", "mul weight shrink"), change), m, v]
 
 
 _ADAMW = Rule(
@@ -232,23 +225,13 @@ def _next_step(state: Dict[str, Any]) -> int:
 
 @lru_cache(maxsize=None)
 def _sgd(with_momentum: bool, nesterov: bool) -> Rule:
-    def body(graph: GraphText, of: Dict[str, str], suffix: str) -> List[str]:
-        def let(name: str, expression: str) -> str:
-            return graph.let(f"{name}.{suffix}", "f32", expression)
-
-        scaled, decayed = let("scaled", f"mul {of['gradient']} {of['scale']}"), let("decayed", f"mul {of['weight']} {of['decay']}")
-        change, states = let("g", f"add {scaled} {decayed}"), []
-        if with_momentum:
-            kept, added = let("kept", f"mul {of['moment']} {of['keep']}"), let("added", f"mul {change} {of['take']}")
-            moment = let("m", f"add {kept} {added}")
-            states.append(moment)
-            if nesterov:
-                further = let("further", f"mul {moment} {of['momentum']}")
-                change = let("ahead", f"add {change} {further}")
-            else:
-                change = moment
-        change = let("change", f"mul {change} {of['rate']}")
-        return [let("w", f"sub {of['weight']} {change}"), *states]
+    def body(let: Let) -> List[str]:
+        g = let("g", "add", let("scaled", "mul gradient scale"), let("decayed", "mul weight decay"))
+        if not with_momentum:
+            return [let("w", "sub weight", let("change", "mul rate", g))]
+        moment = let("m", "add", let("kept", "mul moment keep"), let("added", "mul take", g))
+        ahead = let("ahead", "add", g, let("further", "mul momentum", moment)) if nesterov else moment
+        return [let("w", "sub weight", let("change", "mul rate", ahead)), moment]
 
     numbers = ("scale", "decay", "rate", *(("keep", "take") if with_momentum else ()), *(("momentum",) if nesterov else ()))
     return Rule("sgd", ("moment",) if with_momentum else (), numbers, body)
@@ -294,22 +277,15 @@ class SGD(_Fused, torch.optim.SGD):
         return 1 if is_first else 2, (state["momentum_buffer"],)
 
 
-def _lion(graph: GraphText, of: Dict[str, str], suffix: str) -> List[str]:
-    def let(name: str, expression: str) -> str:
-        return graph.let(f"{name}.{suffix}", "f32", expression)
-
-    def mixed(name: str, keep: str, take: str) -> str:
-        kept, added = let(f"{name}_kept", f"mul {of['moment']} {of[keep]}"), let(f"{name}_added", f"mul {g} {of[take]}")
-        return let(name, f"add {kept} {added}")
-
-    g = let("g", f"mul {of['gradient']} {of['scale']}")
-    direction = mixed("direction", "keep1", "take1")
+def _lion(let: Let) -> List[str]:
+    g = let("g", "mul gradient scale")
+    direction = let("direction", "add", let("d_kept", "mul moment keep1"), let("d_added", "mul take1", g))
+    is_above, is_below = let("is_above", "gt", direction, "0.0"), let("is_below", "lt", direction, "0.0")
     # Neither above nor below 0 it is 0, or NaN.
-    neither = let("neither", f"mul {direction} 0.0")
-    below = let("below", f"select {let('is_below', f'lt {direction} 0.0')} -1.0 {neither}")
-    sign = let("sign", f"select {let('is_above', f'gt {direction} 0.0')} 1.0 {below}")
-    kept, change = let("kept", f"mul {of['weight']} {of['shrink']}"), let("change", f"mul {sign} {of['rate']}")
-    return [let("w", f"sub {kept} {change}"), mixed("m", "keep2", "take2")]
+    below = let("below", "select", is_below, "-1.0", let("neither", "mul", direction, "0.0"))
+    sign = let("sign", "select", is_above, "1.0", below)
+    m = let("m", "add", let("m_kept", "mul moment keep2"), let("m_added", "mul take2", g))
+    return [let("w", "sub", let("kept", "mul weight shrink"), let("change", "mul rate", sign)), m]
 
 
 _LION = Rule("lion", ("moment",), ("scale", "keep1", "take1", "keep2", "take2", "shrink", "rate"), _lion)

@@ -36,6 +36,19 @@ _VECTOR = 16
 _MOST_SETS = 8
 
 
+class Let:
+    """Writes the arithmetic of one parameter: `let("m", "add", a, b)` defines `m` and gives its name in the graph. Operands of the rule (`weight`,
+    `gradient`, states and numbers) may stand in the operation: `let("g", "mul gradient scale")`."""
+
+    def __init__(self, graph: GraphText, operands: Dict[str, str], suffix: str) -> None:
+        self.graph, self.operands, self.suffix = graph, operands, suffix
+
+    def __call__(self, name: str, operation: str, *values: str) -> str:
+        word, *operands = operation.split()
+        given = [self.operands[operand] for operand in operands]
+        return self.graph.let(f"{name}.{self.suffix}", "f32", " ".join([word, *given, *values]))
+
+
 class Rule(NamedTuple):
     """The arithmetic of an optimiser."""
 
@@ -44,9 +57,8 @@ class Rule(NamedTuple):
     states: Tuple[str, ...]
     # that parameters share
     numbers: Tuple[str, ...]
-    # takes a graph, the values in f32 by their names (`weight`, `gradient`, states and numbers) and a suffix for names, and gives
-    # the new value of the weight and of each state
-    body: Callable[[GraphText, Dict[str, str], str], List[str]]
+    # gives the new values of the weight and of each state
+    body: Callable[[Let], List[str]]
 
 
 class Update(NamedTuple):
@@ -118,19 +130,19 @@ def _text(rule: Rule, types: _Types) -> Tuple[str, List[Tuple[str, str]]]:
     graph = GraphText(rule.name)
     for batch in range(len(types)):
         for number in rule.numbers:
-            graph.let(f"{number}.{batch}", "f32", "input f32")
+            graph.let(f"{number}.{batch}", "f32", "input f32[]")
     names = ("weight", "gradient", *rule.states)
     own = [(batch, at, type) for batch, updates in enumerate(types) for at, type in enumerate(updates)]
     for batch, at, (dtypes, sizes) in own:
         for name, dtype in zip(names, dtypes):
-            graph.let(f"{name}.{batch}.{at}", dtype, f"input {dtype}{axes(*sizes) if sizes else ''}")
+            graph.let(f"{name}.{batch}.{at}", dtype, f"input {dtype}{axes(*sizes)}")
     updates: List[Tuple[str, str]] = []
     for batch, at, (dtypes, _) in own:
         suffix = f"{batch}.{at}"
         graph.say(f"{rule.name} {{")
         values = {number: f"{number}.{batch}" for number in rule.numbers}
         values.update({name: graph.cast(f"{name}.{suffix}", "f32") for name in names})
-        results = rule.body(graph, values, suffix)
+        results = rule.body(Let(graph, values, suffix))
         kept = [("weight", dtypes[0]), *zip(rule.states, dtypes[2:])]
         new = [graph.cast(result, dtype) for result, (_, dtype) in zip(results, kept)]
         graph.say("}")

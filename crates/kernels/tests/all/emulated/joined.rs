@@ -18,7 +18,7 @@ const LENGTHS: [usize; 6] = [5, 127, 4096, 2, 6001, 1500];
 
 /// Steps of weights with a moment; the last ones have another dtype.
 fn updates(lengths: &[usize]) -> Graph {
-    let mut text = String::from("graph updates\nrate = input f32\nkeep = input f32\n");
+    let mut text = String::from("graph updates\nrate = input f32[]\nkeep = input f32[]\n");
     for (at, length) in lengths.iter().enumerate() {
         let dtype = if at < 6 { "f32" } else { "bf16" };
         writeln!(text, "w{at} = input {dtype}[{length}]\ng{at} = input {dtype}[{length}]\nm{at} = input f32[{length}]").unwrap();
@@ -104,7 +104,7 @@ fn a_joined_kernel_gives_the_bits_of_a_kernel_each() {
 #[test]
 fn parameters_have_at_most_four_kibibytes() {
     let lengths: Vec<usize> = (0..90).map(|at| 100 + at).collect();
-    let mut text = String::from("graph many\nrate = input f32\n");
+    let mut text = String::from("graph many\nrate = input f32[]\n");
     for (at, length) in lengths.iter().enumerate() {
         writeln!(text, "w{at} = input f32[{length}]\ng{at} = input f32[{length}]").unwrap();
     }
