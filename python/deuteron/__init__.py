@@ -6,9 +6,10 @@
 >>> y.shape
 (4, 8)
 
-Functions of the catalogue are in this module; `deuteron.nn` has them as PyTorch modules, `deuteron.optim` has optimisers whose step is one program, `deuteron.patch` uses them in the GPT-2 of
-Hugging Face, `deuteron.register_attention` adds our attention to any of its models, `deuteron.fuse` fuses your own function, and `deuteron.analyze` says what to fuse. Importing does not load PyTorch, and
-no GPU is used before the first call on one.
+Functions of the catalogue are in this module; `deuteron.nn` has them as PyTorch modules, `deuteron.patch` uses them in the GPT-2 of
+Hugging Face, `deuteron.register_attention` adds our attention to any of its models, `deuteron.optim` has optimisers whose step is one
+program, `deuteron.fuse` fuses your own function, and `deuteron.analyze` says what to fuse. Importing does not load PyTorch, and no GPU is
+used before the first call on one.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import pickle
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -409,6 +410,11 @@ def test_an_optimiser_can_be_copied(again: Callable[[Any], Any]) -> None:
     assert twin is not weight and torch.equal(twin, weight)
 
 
+def test_every_optimiser_has_an_example() -> None:
+    shown = {test.name.rsplit(".", 1)[-1] for test in doctest.DocTestFinder(exclude_empty=True).find(optim) if test.examples}
+    assert set(optim.__all__) - shown == set()
+
+
 def test_hooks_are_called() -> None:
     [weight] = weights(shapes=[(5,)])
     optimizer, calls = optim.AdamW([weight]), []
@@ -491,6 +497,6 @@ def test_two_hundred_steps_are_within_twice_torchs_drift() -> None:
         curves.append(torch.tensor(curve, dtype=torch.float64))
     torch.set_num_threads(before)
     one, two, found = curves
-    assert report.fallbacks == {} and found[-1] < 0.5 * found[0]
+    assert report.fallbacks == {} and found[-1] < 0.7 * found[0]
     drift, off = float((one - two).abs().max()), float((found - two).abs().max())
     assert off <= 2 * drift, (off, drift)

@@ -98,7 +98,12 @@ impl Storage {
         let of = |group: &Group| Accesses {
             read: group.inputs.iter().copied().collect(),
             // A new value may be written into its state.
-            written: group.outputs.iter().flat_map(|result| [Some(*result), states.get(result).copied()]).flatten().collect(),
+            written: group
+                .outputs
+                .iter()
+                .flat_map(|result| [Some(*result), states.get(result).copied()])
+                .flatten()
+                .collect(),
             is_kept: group.outputs.iter().all(|result| states.contains_key(result) || self.outputs.contains(result)),
         };
         plan.groups.iter().map(of).collect()

@@ -21,7 +21,8 @@ fn updates(lengths: &[usize]) -> Graph {
     let mut text = String::from("graph updates\nrate = input f32[]\nkeep = input f32[]\n");
     for (at, length) in lengths.iter().enumerate() {
         let dtype = if at < 6 { "f32" } else { "bf16" };
-        writeln!(text, "w{at} = input {dtype}[{length}]\ng{at} = input {dtype}[{length}]\nm{at} = input f32[{length}]").unwrap();
+        writeln!(text, "w{at} = input {dtype}[{length}]\ng{at} = input {dtype}[{length}]\nm{at} = input f32[{length}]")
+            .unwrap();
     }
     for at in 0..lengths.len() {
         let cast = |name: &str| if at < 6 { format!("{name}{at}") } else { format!("{name}{at}.f32") };
@@ -127,11 +128,13 @@ fn parameters_have_at_most_four_kibibytes() {
 fn dependent_groups_are_kernels_of_their_own() {
     let graph = updates(&LENGTHS);
     let (machine, arch) = (Machine::profile("h200").unwrap(), Arch::Sm90a);
-    let plan = plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(arch) }, Strategy::Fused, &[]).unwrap();
+    let plan =
+        plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(arch) }, Strategy::Fused, &[]).unwrap();
     let drafts = plan.groups.iter().map(|group| group.draft(&graph, &plan.placement));
     let requests: Vec<Request> = drafts.map(Request::from).collect();
     let backend = Backend::Cuda(CudaTarget::new(arch, 132));
-    let count = |independent: &dyn Fn(usize, usize) -> bool| render_joined(&requests, &backend, independent).unwrap().len();
+    let count =
+        |independent: &dyn Fn(usize, usize) -> bool| render_joined(&requests, &backend, independent).unwrap().len();
     assert_eq!(count(&|_, _| true), 1);
     assert_eq!(count(&|_, _| false), 6);
     assert_eq!(count(&|one, other| one < 2 && other < 2 || one >= 2), 2, "the first two, and the other four");
