@@ -106,7 +106,8 @@ def stepped(way: str, make: Any, ids: Any) -> Dict[str, Any]:
         for block in model.transformer.h:
             fully_shard(block)
         fully_shard(model)
-    optimizer = make(model.parameters(), lr=1e-2, weight_decay=0.1)
+    # The gradient of a key's bias is nothing but rounding; beside this `eps` it stays that.
+    optimizer = make(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-3)
     for _ in range(3):
         optimizer.zero_grad()
         model(ids, labels=ids, use_cache=False).loss.backward()
@@ -165,5 +166,4 @@ def test_steps_of_the_optimiser_are_those_of_torchs(way: str, folder: str) -> No
     theirs, ours = torch.load(f"{folder}/{way}-steps.pt")
     assert set(theirs) == set(ours)
     for name, parameter in theirs.items():
-        # A step of AdamW is at most the rate, whatever the gradient is; where it is nearly 0, a rounding decides.
-        torch.testing.assert_close(ours[name], parameter, rtol=1e-4, atol=1e-4, msg=lambda text: f"{name}: {text}")
+        torch.testing.assert_close(ours[name], parameter, rtol=1e-5, atol=1e-5, msg=lambda text: f"{name}: {text}")
