@@ -1,8 +1,9 @@
 """Optimisers of PyTorch whose step is one program over all parameters.
 
-Each subclasses the optimiser of `torch.optim` that it replaces: the same arguments, parameter groups, hooks and state dict. Moments,
-corrections, weight decay and the new weight of every parameter are computed in f32 in one pass over its memory, and written in place. Parameters of
-bfloat16 and float16 have states of their dtype, as those of `torch.optim` with `fused=True`; `foreach` and `fused` are accepted and change nothing.
+`AdamW` and `SGD` subclass the optimisers of `torch.optim` that they replace: the same arguments, parameter groups, hooks and state dict. Moments,
+corrections, weight decay and the new weight of every parameter are computed in f32 in one pass over its memory, and written in place.
+Parameters of bfloat16 and float16 have states of their dtype, as those of `torch.optim` with `fused=True`; `foreach` and `fused` are accepted
+and change nothing.
 
 Works with schedulers, closures, `torch.amp.GradScaler` (gradients are unscaled by the update itself), gradient accumulation, DDP, FSDP, accelerate and the
 trainer of transformers. `capturable`, `differentiable`, `amsgrad`, sparse and complex gradients are refused.
@@ -298,7 +299,8 @@ class Lion(_Fused):
 
     - `params`: parameters or groups of them, of any shape; float32, bfloat16 or float16; on a CPU or a GPU. `exp_avg` has the shape
       and dtype of its parameter.
-    - `lr` may be a tensor of one element: a tenth to a third of AdamW's, with three to ten times its `weight_decay`. `maximize` follows the gradient upwards.
+    - `lr` may be a tensor of one element; usual are a tenth to a third of AdamW's, with three to ten times its `weight_decay`.
+      `maximize` follows the gradient upwards.
 
     >>> import torch, deuteron
     >>> w = torch.zeros(2, requires_grad=True)

@@ -58,8 +58,8 @@ pub fn render<'a>(request: impl Into<Request<'a>>, backend: &'a Backend) -> Resu
     offer.map(|offer| offer.kernel()).ok_or(NoKernel { structure, target })
 }
 
-/// Generates the kernels of groups, in order. On a GPU, neighbours that do the same elementwise work on tensors of any size are one kernel (or a few, if
-/// one cannot take all their arguments), where `independent` says of each two, the earlier one first, that neither needs the other.
+/// Generates the kernels of groups, in order. On a GPU, neighbours that do the same elementwise work on tensors of any size are one kernel, or a
+/// few if one cannot take all their arguments. `independent` says of two groups, the earlier one first, whether neither needs the other.
 pub fn render_joined(
     requests: &[Request],
     backend: &Backend,

@@ -3,7 +3,7 @@
 //! - The parameter has the arguments of each set, and the number of its first block. A block finds its set by bisection over those numbers,
 //!   which all its threads do alike.
 //! - One config for all, that of the longest set. Sets neither read nor write what another one writes.
-//! - A parameter has at most [`LONGEST`] bytes, so that many sets take several launches.
+//! - A parameter has at most 4096 bytes, so that many sets take several launches.
 
 use crate::argument::Argument;
 use crate::cuda::grid::{CudaSource, Grid, Grids, Word};
