@@ -3,8 +3,8 @@
 Usage: python bench/make_train_fixture.py        (needs torch and transformers)
 
 The model is the first layer of `crates/gpt2/tests/fixtures/gelu`. Each optimiser runs in f64, in f32 and under bf16 autocast on the same batches; the
-f64 losses are the truth, and the other two say how far rounding takes PyTorch itself from it. Batches, rates and settings are formulas, written
-again in the test.
+f64 losses are the truth, and the other two say how far rounding takes PyTorch itself from it. A longer run of AdamW in f32 has two implementations of
+attention, `sdpa` and `eager`: the difference of their losses is PyTorch's own drift. Batches, rates and settings are formulas, written again in the test.
 """
 
 import csv
@@ -15,7 +15,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS, WARMUP, MICRO_BATCHES, BATCH, SEQUENCE, VOCABULARY = 24, 4, 2, 2, 16, 320
+STEPS, LONG, WARMUP, MICRO_BATCHES, BATCH, SEQUENCE, VOCABULARY = 24, 200, 4, 2, 2, 16, 320
 CLIP, DECAY, BETAS, EPSILON = 1.0, 0.1, (0.9, 0.95), 1e-8
 RATES = {"adamw": 3e-3, "sgd": 0.1, "lion": 1e-3}
 
@@ -30,10 +30,10 @@ def batch(step, micro_batch):
     return rows[:, :-1], rows[:, 1:]
 
 
-def rate(highest, step):
+def rate(highest, step, steps):
     if step < WARMUP:
         return highest * (step + 1) / WARMUP
-    part = (step - WARMUP) / (STEPS - WARMUP)
+    part = (step - WARMUP) / (steps - WARMUP)
     return highest / 10 + 0.5 * (1 + math.cos(math.pi * part)) * (highest - highest / 10)
 
 
@@ -64,13 +64,13 @@ def optimizer(name, model):
     return Lion(groups, {"lr": 1.0})
 
 
-def losses(name, mode):
+def losses(name, mode, steps=STEPS, attention="sdpa"):
     folder = ROOT / "crates/gpt2/tests/fixtures/gelu"
-    model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32, n_layer=1)
+    model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32, n_layer=1, attn_implementation=attention)
     model = model.to(torch.float64 if mode == "f64" else torch.float32).train()
     updates = optimizer(name, model)
     curve = []
-    for step in range(STEPS):
+    for step in range(steps):
         updates.zero_grad()
         total = 0.0
         for micro_batch in range(MICRO_BATCHES):
@@ -84,7 +84,7 @@ def losses(name, mode):
             total += loss.item() / MICRO_BATCHES
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         for group in updates.param_groups:
-            group["lr"] = rate(RATES[name], step)
+            group["lr"] = rate(RATES[name], step, steps)
         updates.step()
         curve.append(total)
     return curve
@@ -101,6 +101,12 @@ def main():
         for name in RATES:
             for step, values in enumerate(zip(*(losses(name, mode) for mode in ("f64", "f32", "bf16")))):
                 rows.writerow([name, step, *(f"{value:.12f}" for value in values)])
+    with (path.parent / "torch_200_steps.csv").open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        modes = ["sdpa", "eager"]
+        rows.writerow(["step", *modes])
+        for step, values in enumerate(zip(*(losses("adamw", "f32", LONG, mode) for mode in modes))):
+            rows.writerow([step, *(f"{value:.12f}" for value in values)])
 
 
 if __name__ == "__main__":

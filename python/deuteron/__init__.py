@@ -7,8 +7,9 @@
 (4, 8)
 
 Functions of the catalogue are in this module; `deuteron.nn` has them as PyTorch modules, `deuteron.patch` uses them in the GPT-2 of
-Hugging Face, `deuteron.register_attention` adds our attention to any of its models, `deuteron.fuse` fuses your own function, and `deuteron.analyze` says what to fuse. Importing does not load PyTorch, and
-no GPU is used before the first call on one.
+Hugging Face, `deuteron.register_attention` adds our attention to any of its models, `deuteron.optim` has optimisers whose step is one
+program, `deuteron.fuse` fuses your own function, and `deuteron.analyze` says what to fuse. Importing does not load PyTorch, and no GPU is
+used before the first call on one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .functions import *
 from .functions import __all__ as _functions
 
 if TYPE_CHECKING:
-    from . import nn, trace
+    from . import nn, optim, trace
     from ._analyze import Analysis, analyze
     from ._doctor import doctor
     from ._fuse import fuse
@@ -51,6 +52,7 @@ __all__ = [
     "get_num_threads",
     "memory_stats",
     "nn",
+    "optim",
     "patch",
     "patched",
     "register_attention",
@@ -77,7 +79,7 @@ if not TYPE_CHECKING:
         """Loads parts that need PyTorch, or more time, on first use."""
         from importlib import import_module
 
-        if name in ("nn", "trace"):
+        if name in ("nn", "optim", "trace"):
             return import_module(f".{name}", __name__)
         if name in _LAZY:
             return getattr(import_module(f".{_LAZY[name]}", __name__), name)

@@ -41,10 +41,11 @@ class Program:
     Safe to share between threads. Kernels are compiled at the first call with operands of some shapes, and kept.
     """
 
-    def __new__(cls, text: str, states: Sequence[str] = ...) -> Program:
+    def __new__(cls, text: str, states: Sequence[str] = ..., updates: Sequence[tuple[str, str]] = ...) -> Program:
         """`text` is `"norm_act norm=layer act=gelu eps=1e-05"`, say, or a graph. `states` are inputs of a graph that one
-        `append` reads: it writes to them in place. Each must be writable, C-contiguous and in memory of its own: a
-        `ValueError` otherwise."""
+        `append` reads: it writes to them in place. `updates` are other inputs that are states, each with the output that is its
+        new value, of the same dtype and shape; the call writes it in place and does not return it. Each state must be writable,
+        C-contiguous and in memory of its own: a `ValueError` otherwise."""
 
     @property
     def name(self) -> str: ...

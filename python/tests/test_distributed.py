@@ -1,4 +1,4 @@
-"""A patched GPT-2 on two processes: gradients are those of the unpatched model on one."""
+"""A patched GPT-2 on two processes: gradients are those of the unpatched model on one, and steps of our optimiser those of torch's."""
 
 from __future__ import annotations
 
@@ -93,6 +93,31 @@ def sharded(model: Any, ids: Any, first: bool) -> Dict[str, Any]:
 WAYS = {"ddp": data_parallel, "fsdp": flat_sharded, "fully_shard": sharded}
 
 
+def stepped(way: str, make: Any, ids: Any) -> Dict[str, Any]:
+    """Parameters after some steps of an optimiser on whole parameters, on views of a flat one, or on shards."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    model = tiny()
+    if way == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    elif way == "fsdp":
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+    else:
+        for block in model.transformer.h:
+            fully_shard(block)
+        fully_shard(model)
+    # The gradient of a key's bias is nothing but rounding; beside this `eps` it stays that.
+    optimizer = make(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+    if way == "fsdp":
+        with FullyShardedDataParallel.summon_full_params(model):
+            return {name: p.detach().clone() for name, p in model.named_parameters()}
+    return {name: p.full_tensor() if way == "fully_shard" else p.detach() for name, p in model.named_parameters()}
+
+
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -102,6 +127,12 @@ def work(rank: int, folder: str) -> None:
             found = WAYS[way](tiny(), tokens().chunk(RANKS)[rank], first)
             if rank == 0:
                 torch.save({name: gradient.clone() for name, gradient in found.items()}, f"{folder}/{way}-{first}.pt")
+        import deuteron
+
+        for way in WAYS:
+            runs = [stepped(way, make, tokens().chunk(RANKS)[rank]) for make in (torch.optim.AdamW, deuteron.optim.AdamW)]
+            if rank == 0:
+                torch.save([{name: p.clone() for name, p in run.items()} for run in runs], f"{folder}/{way}-steps.pt")
     finally:
         distributed.destroy_process_group()
 
@@ -128,3 +159,11 @@ def test_gradients_are_those_of_one_process(way: str, first: bool, folder: str) 
         allowed = 3 * (single[name] - exact[name]).abs().max().item() + roundings
         error = (found[name] - exact[name]).abs().max().item()
         assert error <= allowed, f"{name}: off by {error:.3g}, allowed {allowed:.3g}"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_of_the_optimiser_are_those_of_torchs(way: str, folder: str) -> None:
+    theirs, ours = torch.load(f"{folder}/{way}-steps.pt")
+    assert set(theirs) == set(ours)
+    for name, parameter in theirs.items():
+        torch.testing.assert_close(ours[name], parameter, rtol=1e-5, atol=1e-5, msg=lambda text: f"{name}: {text}")

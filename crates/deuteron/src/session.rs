@@ -9,7 +9,7 @@ use deuteron_device::{
     States, Step,
 };
 use deuteron_graph::{Call, Callee, Composite, Graph, NodeId, Op};
-use deuteron_kernels::{render, render_copy};
+use deuteron_kernels::{render, render_copy, render_joined};
 use deuteron_plan::{Layout, Plan, plan_pinned};
 
 mod options;
@@ -60,8 +60,13 @@ impl Session {
         let plan = plan_pinned(graph, device.target(), options.strategy, &layouts, &options.pins)?;
         let in_place = storage.last_reads(&plan);
         let drafts = plan.groups.iter().map(|group| group.draft(graph, &plan.placement));
-        let rendered = drafts.map(|group| render(Request { group, in_place: &in_place }, device.backend()));
-        let mut rendered: Vec<Kernel> = rendered.collect::<Result<_, _>>()?;
+        let requests: Vec<Request> = drafts.map(|group| Request { group, in_place: &in_place }).collect();
+        let mut rendered: Vec<Kernel> = if options.joined {
+            let accesses = storage.accesses(&plan);
+            render_joined(&requests, device.backend(), &|one, other| accesses[one].are_apart(&accesses[other]))?
+        } else {
+            requests.iter().map(|&request| render(request, device.backend())).collect::<Result<_, _>>()?
+        };
         rendered.iter_mut().zip(options.kernels).for_each(|(generated, given)| *generated = given);
         storage.settle(graph, &plan, &rendered);
         rendered.extend(storage.copied().map(|[from, to]| render_copy(graph, from, to, device.backend())));
@@ -195,7 +200,7 @@ impl Session {
         Ok(self.executable.time(&inputs, &mut Owned(states), runs, launching)?)
     }
 
-    /// Its compiled kernels, one for each group of the plan, then a copy for each state that is not written in place.
+    /// Its compiled kernels, one for each group of the plan unless they are [joined](SessionOptions::joined), then a copy for each state that is not written in place.
     pub fn kernels(&self) -> &[Arc<CompiledKernel>] {
         &self.kernels
     }

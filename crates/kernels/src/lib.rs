@@ -14,6 +14,7 @@ pub mod scatter;
 
 pub use append::AppendShape;
 pub use catalog::{
-    Backend, CpuCatalog, CudaCatalog, NoKernel, TaggedLine, candidates, render, render_copy, tagged_source,
+    Backend, CpuCatalog, CudaCatalog, NoKernel, TaggedLine, candidates, render, render_copy, render_joined,
+    tagged_source,
 };
 pub use copy::Piece;

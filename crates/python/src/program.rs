@@ -1,6 +1,6 @@
 //! Programs: ops of the catalogue and graphs of users, compiled for the operands they meet.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use deuteron::catalog::OperandType;
@@ -32,7 +32,9 @@ pub(crate) struct Program {
     text: String,
     source: Source,
     states: Vec<String>,
-    /// which operands those are
+    /// inputs of a graph, and the outputs that are their new values
+    updates: Vec<(String, String)>,
+    /// which operands are states, of either kind
     state_positions: Vec<usize>,
     operands: Vec<String>,
     /// what a kernel can do with each operand
@@ -131,15 +133,16 @@ pub(crate) enum Work {
 #[pymethods]
 impl Program {
     #[new]
-    #[pyo3(signature = (text, states = Vec::new()))]
-    fn new(text: &str, states: Vec<String>) -> PyResult<Program> {
+    #[pyo3(signature = (text, states = Vec::new(), updates = Vec::new()))]
+    fn new(text: &str, states: Vec<String>, updates: Vec<(String, String)>) -> PyResult<Program> {
         let first = text.split_whitespace().next().unwrap_or_default();
         // A graph has statements.
         let is_op = !text.contains('\n') && !text.contains(';') && !text.contains(" = ");
         let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
+        let kept: Vec<&String> = states.iter().chain(updates.iter().map(|(state, _)| state)).collect();
         let (source, operands, outputs) = if is_op {
             let op: FusedOp = text.parse().map_err(|error| errors::of(first, error))?;
-            if let Some(state) = states.first() {
+            if let Some(state) = kept.first() {
                 return Err(bad_value(format!(
                     "{first}: expected no states, as an op has none, got `{state}`; use a graph"
                 )));
@@ -152,18 +155,26 @@ impl Program {
                 graph.set_name("graph");
             }
             let operands: Vec<String> = graph.inputs().iter().map(|&input| graph.label(input)).collect();
-            if let Some(unknown) = states.iter().find(|state| !operands.contains(state)) {
+            if let Some(unknown) = kept.iter().find(|state| !operands.contains(state)) {
                 return Err(bad_value(format!(
                     "{}: expected states among {}, got `{unknown}`",
                     graph.name(),
                     operands.join(", ")
                 )));
             }
-            if let Some((_, twice)) = states.iter().enumerate().find(|(at, state)| states[..*at].contains(state)) {
+            let mut seen = HashSet::new();
+            if let Some(twice) = kept.iter().find(|state| !seen.insert(**state)) {
                 return Err(bad_value(format!("{}: expected each state once, got `{twice}` twice", graph.name())));
             }
-            let outputs = graph.outputs().iter().map(|output| output.name.clone()).collect();
-            let training = if states.is_empty() { Training::new(graph) } else { Ok(Training::plain(graph)) };
+            let outputs: Vec<String> = graph.outputs().iter().map(|output| output.name.clone()).collect();
+            if let Some((state, unknown)) = updates.iter().find(|(_, output)| !outputs.contains(output)) {
+                return Err(bad_value(format!(
+                    "{}: expected the new value of `{state}` among the outputs {}, got `{unknown}`",
+                    graph.name(),
+                    outputs.join(", ")
+                )));
+            }
+            let training = if kept.is_empty() { Training::new(graph) } else { Ok(Training::plain(graph)) };
             let training = training.map_err(|error| errors::of("graph", error))?;
             (Source::Graph(Box::new(training)), operands, outputs)
         };
@@ -172,11 +183,13 @@ impl Program {
             _ => Transposition::Refused,
         };
         let transpositions = operands.iter().map(transposition).collect();
-        let state_positions = (0..operands.len()).filter(|&at| states.contains(&operands[at])).collect();
+        let kept: HashSet<&String> = kept.into_iter().collect();
+        let state_positions = (0..operands.len()).filter(|&at| kept.contains(&operands[at])).collect();
         Ok(Program {
             text: text.to_string(),
             source,
             states,
+            updates,
             state_positions,
             operands,
             transpositions,
@@ -213,7 +226,7 @@ impl Program {
     fn differentiable(&self) -> bool {
         match &self.source {
             Source::Op(op) => op.has_backward(),
-            Source::Graph(_) => self.states.is_empty(),
+            Source::Graph(_) => self.state_positions.is_empty(),
         }
     }
 
@@ -477,11 +490,12 @@ impl Program {
             };
             among(&self.operands, 0).or_else(|| among(&kept_names, self.operands.len())).or_else(gradient)
         };
-        let states: Vec<NodeId> = self
-            .states
-            .iter()
-            .filter_map(|state| graph.inputs().iter().copied().find(|&id| graph.label(id) == *state))
-            .collect();
+        let input = |name: &String| graph.find(name).filter(|id| graph.inputs().contains(id));
+        let states: Vec<NodeId> = self.states.iter().filter_map(input).collect();
+        let result = |name: &String| graph.outputs().iter().find(|output| output.name == *name);
+        let updates = self.updates.iter().filter_map(|(state, output)| Some((input(state)?, result(output)?.node)));
+        let updates: Vec<(NodeId, NodeId)> = updates.collect();
+        let all_states: Vec<NodeId> = states.iter().copied().chain(updates.iter().map(|&(state, _)| state)).collect();
         let from = |id: NodeId| {
             let name = graph.label(id);
             let found = position(&name).filter(|&at| given.get(at).is_some_and(Option::is_some));
@@ -491,10 +505,10 @@ impl Program {
             .inputs()
             .iter()
             .copied()
-            .filter(|id| !states.contains(id))
+            .filter(|id| !all_states.contains(id))
             .map(from)
             .collect::<PyResult<Vec<usize>>>()?;
-        let state_positions = states.iter().copied().map(from).collect::<PyResult<Vec<usize>>>()?;
+        let state_positions = all_states.iter().copied().map(from).collect::<PyResult<Vec<usize>>>()?;
         let (work, nodes) = if doubles {
             let nodes = graph.outputs().iter().map(|output| output.node).collect::<Vec<_>>();
             (Work::Reference(Box::new(graph.clone())), nodes)
@@ -507,6 +521,8 @@ impl Program {
             });
             let layouts = layouts.collect::<PyResult<Vec<Layout>>>()?;
             let options = SessionOptions::from(self.strategy(&graph)).layouts(layouts).states(states);
+            let options = if updates.is_empty() { options } else { options.joined() };
+            let options = updates.iter().fold(options, |options, &(state, result)| options.update(state, result));
             let session = Session::new(engine, &graph, options).map_err(wrong)?;
             let nodes = session.results().to_vec();
             (Work::Session(Box::new(Mutex::new(session))), nodes)

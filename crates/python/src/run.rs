@@ -65,7 +65,7 @@ impl<'py> Given<'py> {
         let states = program.state_positions();
         for (position, (object, &transposition)) in operands.iter().zip(program.transpositions()).enumerate() {
             let name = || format!("{}: `{}`", program.name(), names[position]);
-            let access = if states.contains(&position) { Access::Update } else { Access::Read };
+            let access = if states.binary_search(&position).is_ok() { Access::Update } else { Access::Read };
             let operand = Operand::of(object, transposition, access, &name).map_err(|error| {
                 // Whole numbers of an op are indices.
                 let is_index = program.is_op() && error.is_instance_of::<PyOverflowError>(object.py());

@@ -38,6 +38,9 @@ pub(crate) fn check_apart(
     list: &[Option<Operand<'_>>],
     states: &[usize],
 ) -> PyResult<()> {
+    if !any_overlap(list, states) {
+        return Ok(());
+    }
     for &state in states {
         let Some(own) = list.get(state).and_then(Option::as_ref).map(Operand::span) else { continue };
         for (position, other) in list.iter().enumerate().filter(|&(position, _)| position != state) {
@@ -51,6 +54,25 @@ pub(crate) fn check_apart(
         }
     }
     Ok(())
+}
+
+/// Whether a state overlaps anything, in one pass over the operands by address: an optimiser has hundreds of both.
+fn any_overlap(list: &[Option<Operand<'_>>], states: &[usize]) -> bool {
+    let mut is_state = vec![false; list.len()];
+    states.iter().for_each(|&state| is_state[state] = true);
+    let spans = list.iter().zip(is_state).filter_map(|(operand, is_state)| Some((operand.as_ref()?.span(), is_state)));
+    let mut spans: Vec<(Span, bool)> = spans.filter(|(span, _)| span.bytes > 0).collect();
+    spans.sort_unstable_by_key(|(span, _)| span.address);
+    let (mut end_of_states, mut end) = (0, 0);
+    spans.iter().any(|(span, is_state)| {
+        let overlaps = span.address < if *is_state { end } else { end_of_states };
+        let own = span.address.saturating_add(span.bytes as u64);
+        end = end.max(own);
+        if *is_state {
+            end_of_states = end_of_states.max(own);
+        }
+        overlaps
+    })
 }
 
 /// Whether some byte is between the first and the last of both.

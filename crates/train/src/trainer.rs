@@ -309,7 +309,8 @@ impl Numbers<'_> {
 
 impl Compiled {
     fn new(engine: &Engine, config: &Config, graph: &Graph, updates: &[(NodeId, NodeId)]) -> Result<Compiled, Error> {
-        let options = updates.iter().fold(SessionOptions::default(), |all, &(state, new)| all.update(state, new));
+        let options =
+            updates.iter().fold(SessionOptions::default().joined(), |all, &(state, new)| all.update(state, new));
         let mut session = Session::new(engine, graph, options)?;
         // Steps run again and again on the same memory.
         session.set_launching(Launching::Graph);

@@ -15,6 +15,7 @@ pub struct SessionOptions {
     pub(super) updates: Vec<Update>,
     pub(super) pins: Vec<Pin>,
     pub(super) kernels: Vec<Kernel>,
+    pub(super) joined: bool,
 }
 
 /// A state and its new value.
@@ -28,7 +29,7 @@ impl Default for SessionOptions {
     /// The cheapest plan, contiguous inputs, no states, no pins.
     fn default() -> SessionOptions {
         let (layouts, states, updates, pins, kernels) = Default::default();
-        SessionOptions { strategy: Strategy::Fused, layouts, states, updates, pins, kernels }
+        SessionOptions { strategy: Strategy::Fused, layouts, states, updates, pins, kernels, joined: false }
     }
 }
 
@@ -78,6 +79,12 @@ impl SessionOptions {
     /// Kernels in place of those that would be generated for the first groups of the plan, such as other variants of them.
     pub fn kernels(self, kernels: impl Into<Vec<Kernel>>) -> SessionOptions {
         SessionOptions { kernels: kernels.into(), ..self }
+    }
+
+    /// Launches groups together on a GPU: neighbours that do the same elementwise work on tensors of different sizes and need nothing of each
+    /// other, such as the updates of all weights. The kernels of the session are then fewer than the groups of its plan.
+    pub fn joined(self) -> SessionOptions {
+        SessionOptions { joined: true, ..self }
     }
 
     /// The layout of each input of a graph that can be run with these options.

@@ -1,9 +1,11 @@
 //! Where the values of a graph are stored.
 
+use std::collections::{HashMap, HashSet};
+
 use deuteron_codegen::{InPlace, Kernel};
 use deuteron_device::Place;
 use deuteron_graph::{Graph, NodeId, Op};
-use deuteron_plan::Plan;
+use deuteron_plan::{Group, Plan};
 
 use super::options::{SessionOptions, Update};
 use crate::error::{Error, UpdateProblem};
@@ -19,6 +21,22 @@ pub(crate) struct Storage {
     pub(super) states: Vec<State>,
     /// results that are not states, each once
     pub(super) outputs: Vec<NodeId>,
+}
+
+/// What a group reads and writes.
+pub(super) struct Accesses {
+    read: HashSet<NodeId>,
+    written: Vec<NodeId>,
+    /// whether its results are outputs or states; memory of the arena may serve one group after another
+    is_kept: bool,
+}
+
+impl Accesses {
+    /// Whether both groups may run at the same time: neither reads what the other one writes.
+    pub fn are_apart(&self, other: &Accesses) -> bool {
+        let unread = |one: &Accesses, by: &Accesses| !one.written.iter().any(|node| by.read.contains(node));
+        self.is_kept && other.is_kept && unread(self, other) && unread(other, self)
+    }
 }
 
 /// A state.
@@ -72,6 +90,23 @@ impl Storage {
             !later.iter().any(|group| group.inputs.contains(&state.node))
         });
         last.map(|state| InPlace { operand: state.node, result: state.result }).collect()
+    }
+
+    /// What each group of a plan reads and writes.
+    pub(super) fn accesses(&self, plan: &Plan) -> Vec<Accesses> {
+        let states: HashMap<NodeId, NodeId> = self.states.iter().map(|state| (state.result, state.node)).collect();
+        let of = |group: &Group| Accesses {
+            read: group.inputs.iter().copied().collect(),
+            // A new value may be written into its state.
+            written: group
+                .outputs
+                .iter()
+                .flat_map(|result| [Some(*result), states.get(result).copied()])
+                .flatten()
+                .collect(),
+            is_kept: group.outputs.iter().all(|result| states.contains_key(result) || self.outputs.contains(result)),
+        };
+        plan.groups.iter().map(of).collect()
     }
 
     /// Decides where each new value is written, by the kernels of the groups: into its state if nothing reads that later and the

@@ -7,6 +7,7 @@ pub use cpu::CpuCatalog;
 pub use cuda::CudaCatalog;
 
 use deuteron_codegen::body::Origin;
+use deuteron_codegen::cuda::row::many::{self, Member};
 use deuteron_codegen::cuda::row::variant;
 use deuteron_codegen::cuda::row_config::RowConfig;
 use deuteron_codegen::cuda::target::CudaTarget;
@@ -55,6 +56,44 @@ pub fn render<'a>(request: impl Into<Request<'a>>, backend: &'a Backend) -> Resu
     };
     let structure = request.group.structure.name();
     offer.map(|offer| offer.kernel()).ok_or(NoKernel { structure, target })
+}
+
+/// Generates the kernels of groups, in order. On a GPU, neighbours that do the same elementwise work on tensors of any size are one kernel, or a
+/// few if one cannot take all their arguments. `independent` says of two groups, the earlier one first, whether neither needs the other.
+pub fn render_joined(
+    requests: &[Request],
+    backend: &Backend,
+    independent: &dyn Fn(usize, usize) -> bool,
+) -> Result<Vec<Kernel>, NoKernel> {
+    let Backend::Cuda(target) = backend else {
+        return requests.iter().map(|&request| render(request, backend)).collect();
+    };
+    let mut kernels = Vec::with_capacity(requests.len());
+    let mut start = 0;
+    while start < requests.len() {
+        let mut members: Vec<Member> = member(requests[start]).into_iter().collect();
+        while let Some(first) = members.first()
+            && let at = start + members.len()
+            && let Some(next) = requests.get(at).and_then(|&request| member(request))
+            && next.fits(first)
+            && (start..at).all(|before| independent(before, at))
+        {
+            members.push(next);
+        }
+        if members.len() > 1 {
+            start += members.len();
+            kernels.extend(many::kernels(&members, target));
+        } else {
+            kernels.push(render(requests[start], backend)?);
+            start += 1;
+        }
+    }
+    Ok(kernels)
+}
+
+/// A group that may share its grid with others; none of a described operation.
+fn member(request: Request) -> Option<Member> {
+    if is_described(&request.group) { None } else { row::cuda::member(request) }
 }
 
 /// Generates a copy of a value, whole and contiguous, into the buffer of another node of its type: source, then destination.

@@ -1,5 +1,6 @@
 //! Row kernels on CUDA: the same body as on the CPU, mapped to threads by a config.
 
+use deuteron_codegen::cuda::row::many::Member;
 use deuteron_codegen::cuda::row::variant::RowVariant;
 use deuteron_codegen::cuda::row_config::RowConfig;
 use deuteron_codegen::cuda::target::CudaTarget;
@@ -31,6 +32,16 @@ impl Family<CudaTarget> for RowFamily {
 fn columns_fit(group: &Draft) -> bool {
     let is_short = |&id: &NodeId| node_space(group.graph, id).cols <= MAX_COLUMNS;
     group.nodes.iter().all(is_short) || lower_with_origins(group).0.body.flat
+}
+
+/// A group as one of several in one grid; none unless it is elementwise work on whole tensors.
+pub(crate) fn member(request: Request) -> Option<Member> {
+    if *request.group.structure != Structure::Row {
+        return None;
+    }
+    let lowered = lower_with_origins(&request.group).0;
+    let updates = lowered.updates(request.in_place);
+    lowered.body.flat.then_some(Member { lowered, updates })
 }
 
 /// The config of a row kernel: the measured one if it fits, otherwise the suggested one.

@@ -9,6 +9,7 @@ mod attention_gradient;
 mod bytes;
 mod cross_entropy;
 mod experts;
+mod joined;
 mod ladder;
 mod matmul;
 mod meeting;

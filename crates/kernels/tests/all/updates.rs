@@ -1,7 +1,8 @@
 //! Results in place of operands: which kernels support them, and which arguments share memory.
 
+use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cuda::{Arch, CudaTarget};
-use deuteron_codegen::{InPlace, Kernel, Request};
+use deuteron_codegen::{Execution, InPlace, Kernel, Request};
 use deuteron_graph::{Graph, NodeId};
 use deuteron_kernels::{Backend, CpuCatalog, CudaCatalog, render};
 use deuteron_plan::{Machine, Strategy, Target, plan};
@@ -55,6 +56,21 @@ fn loads_of_what_a_kernel_writes_are_ordinary() {
         let text = |updates| kernels(STEP, &backend, updates).remove(0).source.to_string();
         let (apart, updated) = (text(&[]), text(&[("w", "y")]));
         assert_eq!(updated, format!("#define MEETS\n{apart}"));
+    }
+}
+
+/// Lines that were just read are in the cache: ordinary stores write to them, however large the tensor is.
+#[test]
+fn results_in_place_do_not_stream() {
+    let large = STEP.replace("127", "4194304");
+    for isa in Isa::available().into_iter().filter(|isa| ["avx512", "avx2"].contains(&isa.name())) {
+        let streams = |updates: &[(&str, &str)]| {
+            let kernel = kernels(&large, &Backend::Cpu, updates).remove(0);
+            let Execution::Tasks(tasks) = kernel.launch.execution() else { panic!("{:?}", kernel.launch) };
+            let code = tasks.machine_code(isa).unwrap().unwrap();
+            code.iter().any(|line| line.contains("vmovnt"))
+        };
+        assert!(streams(&[]) && !streams(&[("w", "y")]), "{}", isa.name());
     }
 }
 

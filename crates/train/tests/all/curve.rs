@@ -11,6 +11,7 @@ use deuteron_train::{Batch, Precision, Scalars, Settings, StepOptions, Trainer};
 use crate::support::{ADAMW, settings};
 
 const STEPS: usize = 24;
+const LONG: usize = 200;
 const MICRO_BATCHES: usize = 2;
 const BATCH: usize = 2;
 const SEQUENCE: usize = 16;
@@ -38,7 +39,14 @@ fn torch_losses(optimizer: &str, mode: &str) -> Vec<[f64; 2]> {
     own.map(|line| columns.map(|column| line[column].parse().unwrap())).collect()
 }
 
-fn our_losses(engine: &Engine, optimizer: Optimizer, rate: f64, precision: Precision) -> Vec<f64> {
+/// PyTorch's losses of a longer run of AdamW in f32, with two implementations of attention.
+fn long_losses() -> Vec<[f64; 2]> {
+    let lines = include_str!("../fixtures/torch_200_steps.csv").lines().skip(1);
+    let numbers = lines.map(|line| line.split(',').skip(1).map(|loss| loss.parse().unwrap()).collect::<Vec<f64>>());
+    numbers.map(|both| both.try_into().unwrap()).collect()
+}
+
+fn our_losses(engine: &Engine, optimizer: Optimizer, rate: f64, precision: Precision, steps: usize) -> Vec<f64> {
     // Where this was built is not where it must run: then the fixture is below the present folder.
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gpt2/tests/fixtures/gelu");
     let folder = if built.is_dir() { &built } else { Path::new("crates/gpt2/tests/fixtures/gelu") };
@@ -59,14 +67,14 @@ fn our_losses(engine: &Engine, optimizer: Optimizer, rate: f64, precision: Preci
         decay,
     };
     let schedule = Settings {
-        steps: STEPS as u64,
+        steps: steps as u64,
         warmup: 4,
         learning_rate: rate,
         least_learning_rate: rate / 10.0,
         ..settings()
     };
     let mut trainer = Trainer::new(engine, &config, &options, weights).unwrap();
-    let losses = (0..STEPS).map(|step| {
+    let losses = (0..steps).map(|step| {
         let batches: Vec<Batch> = (0..MICRO_BATCHES).map(|number| batch(step, number)).collect();
         let number = step as u64;
         let scalars = Scalars { step: number + 1, rate: schedule.rate(number), clip: 1.0, seed: 0 };
@@ -80,6 +88,24 @@ fn a_curve_is_as_near_to_f64_as_pytorchs_own() {
     check(&Engine::cpu());
 }
 
+/// After 200 steps the curve is still within twice PyTorch's drift from itself.
+#[test]
+fn two_hundred_steps_are_within_twice_pytorchs_drift() {
+    check_long(&Engine::cpu());
+}
+
+pub fn check_long(engine: &Engine) {
+    let torch = long_losses();
+    assert_eq!(torch.len(), LONG);
+    let ours = our_losses(engine, ADAMW, 3e-3, Precision::F32, LONG);
+    let drift = torch.iter().fold(0.0, |worst: f64, [one, other]| worst.max((one - other).abs()));
+    let off = |mode: usize| ours.iter().zip(&torch).map(|(ours, torch)| (ours - torch[mode]).abs()).fold(0.0, f64::max);
+    let [one, other] = [off(0), off(1)];
+    println!("{LONG} steps: off by {one:.2e} and {other:.2e}, PyTorch from itself by {drift:.2e}");
+    assert!(one.max(other) <= 2.0 * drift, "{one:e} {other:e} {drift:e}");
+    assert!(ours[LONG - 1] < 0.8 * ours[0], "it learns: {} to {}", ours[0], ours[LONG - 1]);
+}
+
 pub fn check(engine: &Engine) {
     use Precision::{Bf16, F32};
     let (sgd, lion) = (Optimizer::Sgd { momentum: 0.9 }, Optimizer::Lion { beta1: 0.9, beta2: 0.95 });
@@ -89,7 +115,7 @@ pub fn check(engine: &Engine) {
         for &precision in precisions {
             let torch = torch_losses(optimizer.name(), precision.name());
             assert_eq!(torch.len(), STEPS);
-            let ours = our_losses(engine, optimizer, rate, precision);
+            let ours = our_losses(engine, optimizer, rate, precision, STEPS);
             let drift = torch.iter().fold(0.0, |worst: f64, [exact, theirs]| worst.max((exact - theirs).abs()));
             let off = ours.iter().zip(&torch).map(|(ours, [exact, _])| (ours - exact).abs());
             let worst = off.fold(0.0, f64::max);

@@ -28,4 +28,5 @@ fn steps_on_a_gpu_are_those_of_f64() {
 fn a_curve_on_a_gpu_is_as_near_to_f64_as_pytorchs_own() {
     let Some(engine) = gpu() else { return };
     curve::check(&engine);
+    curve::check_long(&engine);
 }

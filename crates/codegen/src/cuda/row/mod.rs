@@ -17,6 +17,7 @@ mod emit;
 mod facts;
 pub mod following;
 mod layout;
+pub mod many;
 mod passes;
 pub mod sides;
 pub mod variant;

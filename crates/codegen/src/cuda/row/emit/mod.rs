@@ -83,12 +83,20 @@ pub(crate) struct Emission<'a> {
 
 /// The lines of a row kernel.
 pub(crate) fn emit(emission: &Emission) -> Lines {
-    let mut writer = Writer::new(emission);
+    written(Writer::new(emission))
+}
+
+/// The lines of a flat kernel over several sets of arguments: its parameter has [`fields`] for each, then the number of each one's first block.
+pub(crate) fn emit_many(emission: &Emission, sets: usize) -> Lines {
+    written(Writer { sets: Some(sets), ..Writer::new(emission) })
+}
+
+fn written(mut writer: Writer<'_>) -> Lines {
     writer.constants();
     let constants = std::mem::take(&mut writer.lines);
     writer.line("");
     writer.parameters();
-    match emission.config.policy {
+    match writer.it.config.policy {
         Policy::Flat => writer.flat(),
         Policy::Registers | Policy::Shared | Policy::Streamed => writer.rows(),
     }
@@ -150,6 +158,8 @@ struct Writer<'a> {
     span: Span,
     /// the result whose pairs leave with a tile, while a sweep of a tile is written
     staged: Option<usize>,
+    /// how many sets of arguments a flat kernel has, if blocks find theirs among several
+    sets: Option<usize>,
 }
 
 /// Which rows a block works on, each an expression of the text.
@@ -186,6 +196,7 @@ impl<'a> Writer<'a> {
             names: HashMap::new(),
             span: Span::LAUNCH,
             staged: None,
+            sets: None,
         }
     }
 }
@@ -233,18 +244,31 @@ impl Writer<'_> {
         self.depth -= 1;
         self.line("};");
         self.line("");
+        if let Some(sets) = self.sets {
+            self.open("struct Many {");
+            self.line(format!("Parameters sets[{sets}];"));
+            self.line(format!("unsigned long long first[{sets}];"));
+            self.depth -= 1;
+            self.line("};");
+            self.line("");
+        }
     }
 
     // Flat kernels.
 
     fn flat(&mut self) {
         let threads = self.it.config.threads();
+        let parameter = if self.sets.is_some() { "Many many" } else { "Parameters p" };
         self.open(format!(
-            "extern \"C\" __global__ void __launch_bounds__({threads}) row(const __grid_constant__ Parameters p) {{"
+            "extern \"C\" __global__ void __launch_bounds__({threads}) row(const __grid_constant__ {parameter}) {{"
         ));
         self.wait();
+        let block = match self.sets {
+            Some(sets) => self.own_set(sets),
+            None => "blockIdx.x",
+        };
         self.flat_numbers();
-        self.line("const i64 first = ((i64)blockIdx.x * CHUNKS * T + threadIdx.x) * V;");
+        self.line(format!("const i64 first = ((i64){block} * CHUNKS * T + threadIdx.x) * V;"));
         self.line("const bool whole = first + (i64)(CHUNKS - 1) * T * V + V <= (i64)p.rows;");
         self.open("if (whole) {");
         self.flat_body(true);
@@ -253,6 +277,18 @@ impl Writer<'_> {
         self.flat_body(false);
         self.close();
         self.close();
+    }
+
+    /// The arguments of a block, found by bisection, and the number of the block among those of its set.
+    fn own_set(&mut self, sets: usize) -> &'static str {
+        self.line("int set = 0;");
+        self.line("#pragma unroll");
+        self.open(format!("for (int step = {}; step > 0; step /= 2) {{", sets.next_power_of_two() / 2));
+        self.line(format!("if (set + step < {sets} && many.first[set + step] <= blockIdx.x) set += step;"));
+        self.close();
+        self.line("const Parameters& p = many.sets[set];");
+        self.line("const i64 block = (i64)blockIdx.x - (i64)many.first[set];");
+        "block"
     }
 
     /// Numbers that all elements share.
