@@ -1,6 +1,6 @@
 //! Ops around matmuls: heads, attention, and the loss of a language model without its logits.
 
-use deuteron_graph::{BinaryOp, CompareOp, Composite, Dtype, Graph, GraphError, Mask, NodeId, Shape};
+use deuteron_graph::{BinaryOp, CompareOp, Composite, Dtype, Graph, GraphError, Mask, NodeId, ScoreWork, Shape};
 
 use super::{Attributes, Reduction};
 
@@ -20,7 +20,7 @@ pub(super) fn attend(g: &mut Graph, v: &[NodeId], options: Attend) -> Result<Nod
     let Attend { mask, scale, p, group } = options;
     let shape = g.node(v[0]).shape.clone();
     let scale = scale.unwrap_or_else(|| 1.0 / (shape.cols().max(1) as f64).sqrt());
-    let composite = Composite::Attention { mask, scale, p, offset: 0 };
+    let composite = Composite::Attention { mask, scale, p, offset: 0, work: ScoreWork::NONE };
     if group <= 1 || shape.rank() != 4 {
         return Ok(g.call(composite, v)?[0]);
     }
