@@ -463,7 +463,10 @@ impl Arguments {
                 "bias" => &mut work.bias,
                 "documents" => &mut work.documents,
                 _ => {
-                    return Err(error(&word, "expected with=slopes, with=bias, with=documents, or several joined by +"));
+                    return Err(error(
+                        &word,
+                        "expected with=slopes, with=bias, with=documents, or several joined by +",
+                    ));
                 }
             };
             if std::mem::replace(operand, true) {

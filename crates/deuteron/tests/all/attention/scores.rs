@@ -4,6 +4,10 @@ use deuteron::{
     Dtype, Graph, GroupKind, Isa, NodeId, Session, Strategy, Tensor, attention_interior, differentiate, recompute, seed,
 };
 
+use deuteron_codegen::cuda::Arch;
+use deuteron_kernels::CudaCatalog;
+use deuteron_plan::{Machine, Target, plan};
+
 use super::count;
 use crate::support::{assert_holds, bits, cpu, expected, outputs, parsed, ran};
 
@@ -173,4 +177,24 @@ fn the_listing_says_what_is_done_to_scores() {
         session.kernels()[0].source.to_string(),
         "causal attention by online softmax, heads of 8, scores below 2, slopes, a bias, documents, a window of 90, f32 in and out, f32 sums\n"
     );
+}
+
+/// Kernels for GPUs do not know work on scores: they take none of it, and what runs is its parts.
+#[test]
+fn on_a_gpu_it_is_parts() {
+    let machine = Machine::profile("h200").unwrap();
+    for work in WORK {
+        let text = text([2, 3, 64, 64, 64], "causal", work);
+        let graph = parsed(&text, Dtype::Bf16);
+        let joint = differentiate(&graph, &named(&graph, "qkv")).unwrap().graph;
+        for arch in [Arch::Sm75, Arch::Sm80, Arch::Sm90a] {
+            let target = Target { machine: &machine, catalog: CudaCatalog::of(arch) };
+            for graph in [&graph, &joint] {
+                let plan = plan(graph, target, Strategy::Greedy, &[]).unwrap();
+                let attends = plan.groups.iter().filter(|group| group.kind == GroupKind::Attention).count();
+                assert_eq!(attends, 0, "{arch:?}\n{text}\n{plan}");
+                assert!(plan.groups.iter().any(|group| group.kind == GroupKind::Matmul), "{arch:?}\n{text}\n{plan}");
+            }
+        }
+    }
 }
