@@ -9,10 +9,10 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use deuteron_attention::{Attention, ScoreRules};
 use deuteron_attention::cpu::{
     Backward, Forward, Heads, Inputs, Output, Scratch, Shared, Used, backward, combine, finish, forward,
 };
+use deuteron_attention::{Attention, ScoreRules};
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_graph::Dtype;

@@ -3,13 +3,13 @@
 use std::fmt::Write;
 use std::ops::Range;
 
-use deuteron_attention::{AttentionOperand, ScoreRules};
 use deuteron_attention::cuda::forward::{ForwardVariant, with_variant};
 use deuteron_attention::cuda::hopper::Groups;
 use deuteron_attention::cuda::tiles::Tiles;
 use deuteron_attention::kernel::{
     AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides, LoweredAttention,
 };
+use deuteron_attention::{AttentionOperand, ScoreRules};
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget};
 use deuteron_codegen::{ArgBinding, Kernel, Source};
 use deuteron_graph::{Dtype, Graph};
