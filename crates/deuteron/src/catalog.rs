@@ -154,8 +154,6 @@ impl FusedOp {
             FFN.with(|a| a.single = true),
             masked(ATTENTION, Mask::Full),
             masked(ATTENTION, Mask::Additive).with(|a| a.p = 0.1),
-            ATTENTION.with(|a| (a.scores.soft_cap, a.scores.window, a.scores.documents) = (Some(2.0), Some(40), true)),
-            ATTENTION.with(|a| (a.scores.slopes, a.scores.bias) = (true, true)),
             masked(ATTENTION_ADD_NORM, Mask::Full).with(|a| a.norm = Norm::Rms),
             LINEAR_CROSS_ENTROPY.with(|a| (a.reduction, a.ignored) = (Reduction::Mean, Some(3))),
             LINEAR_CROSS_ENTROPY.with(|a| (a.reduction, a.smoothing) = (Reduction::Sum, 0.1)),

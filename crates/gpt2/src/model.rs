@@ -1,7 +1,7 @@
 //! GPT-2 as a graph. Weights are inputs, named as in published checkpoints; matrices are `[in, out]`. Int8 matrices are `[out, in]`,
 //! followed by one scale per row.
 
-use deuteron::{Composite, Dtype, Graph, GraphError, Mask, NodeId, Quantized, differentiate};
+use deuteron::{Composite, Dtype, Graph, GraphError, Mask, NodeId, Quantized, ScoreWork, differentiate};
 
 use crate::config::Config;
 use crate::weights::Weights;

@@ -119,7 +119,10 @@ static __device__ __forceinline__ int next_tile(const Attention& p, u64 sequence
 // A scaled score as soft cap and slopes leave it.
 static __device__ __forceinline__ float bent_score(const Attention& p, u64 sequence, u64 head, long long last, float s, int query, int key) {
     if constexpr (CAPPED) s = CAP * tanhf(s * (1.0f / CAP));
-    if constexpr (SLOPED) s = fmaf(slope_of_head(p, sequence, head), (float)(key - last - query), s);
+    if constexpr (SLOPED) {
+        // The score of a query that there is not stays small: its power is multiplied by zeros.
+        if (query < (int)p.queries) s = fmaf(slope_of_head(p, sequence, head), (float)(key - last - query), s);
+    }
     return s;
 }
 
