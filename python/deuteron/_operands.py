@@ -245,7 +245,7 @@ def score_work(
 
 def check_score_limits(
     mask: Mask, lengths: Sequence[int], keys: tuple[int, ...], window: Optional[int], soft_cap: Optional[float], work: ScoreWork
-) -> tuple[Union[int, str], Union[float, str]]:
+) -> tuple[Union[float, str], Union[int, str]]:
     """The soft cap and the window as the engine takes them."""
     placed = window is not None or work.flags[0] == "true" or work.flags[2] == "true"
     square = len(set(lengths)) < 2 and lengths[-1:] == keys

@@ -15,8 +15,8 @@ from typing import Any, Optional, Sequence, Union
 from . import _call
 from ._losses import assembled, check_options
 from ._native import Program
-from ._operands import Activation, MaskWord, Norm, Reduction, bias_of_norm, check_probability, check_score_limits, keys_seen
-from ._operands import mask_of, mask_word, op_text, score_work, seed_of, shape_of
+from ._operands import Activation, MaskWord, Norm, Reduction, ScoreWork, bias_of_norm, check_probability, check_score_limits
+from ._operands import keys_seen, mask_of, mask_word, op_text, score_work, seed_of, shape_of
 from ._types import Mask, Tensor
 
 __all__ = [
@@ -504,8 +504,8 @@ def attention(
     factor = "none" if scale is None else scale
     if window is soft_cap is slopes is bias is documents is cu_seqlens is None:
         return _run("attention", [q, *seen, *added[1], *seeds], "scale mask p group", (factor, added[0], p, group))
-    work = score_work(mask, added, lengths, slopes, bias, documents, cu_seqlens)
-    limits = check_score_limits(mask, lengths, tuple(keys[-2:-1]), window, soft_cap, work)
+    work: ScoreWork = score_work(mask, added, lengths, slopes, bias, documents, cu_seqlens)
+    limits: tuple[Any, Any] = check_score_limits(mask, lengths, tuple(keys[-2:-1]), window, soft_cap, work)
     return _run(
         "attention",
         [q, *seen, *work.operands, *seeds],
