@@ -211,8 +211,9 @@ fn on_a_gpu_it_is_one_kernel() {
 #[test]
 fn on_the_emulator_kernels_for_gpus_agree_with_the_reference() {
     let Some((toolchain, folder)) = toolchain("scores") else { return };
-    let cases = [("full", Dtype::Bf16), ("causal", Dtype::F32), ("full", Dtype::F32), ("causal", Dtype::F16)];
-    let next = Mutex::new(WORK.iter().enumerate().flat_map(|(at, work)| cases.map(|case| (at, *work, case))));
+    // On the matrix units and in f32 arithmetic, by turns causal and full: a text takes some seconds to compile.
+    let cases = [[("full", Dtype::Bf16), ("causal", Dtype::F32)], [("full", Dtype::F32), ("causal", Dtype::F16)]];
+    let next = Mutex::new(WORK.iter().enumerate().flat_map(|(at, work)| cases[at % 2].map(|case| (at, *work, case))));
     let run = || {
         loop {
             let Some((at, work, (mask, dtype))) = next.lock().unwrap().next() else { return };
