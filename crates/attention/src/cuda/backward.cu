@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(Q_THREADS, Q_BLOCKS) backward_queri
 #pragma unroll
     for (int row = 0; row < 2 * Q_ATOMS; ++row) clear(r[row]);
     each_tile<false>(walk, following, [&](const Element* s_k, const Element* s_v, int key) {
-        if (!HIDDEN && key + Q_INNER <= warp_whole) {
+        if (!SIFTED && key + Q_INNER <= warp_whole) {
             count<false>(of, at, own, r, s_k, s_v, key);
         } else {
             count<true>(of, at, own, r, s_k, s_v, key);
@@ -204,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(Q_THREADS, Q_BLOCKS) backward_queri
 
     float r_dq[Q_ATOMS][WIDTH / 8][4] = {};
     each_tile<true>(walk, following, [&](const Element* s_k, const Element* s_v, int key) {
-        if (!HIDDEN && key + Q_INNER <= warp_whole) {
+        if (!SIFTED && key + Q_INNER <= warp_whole) {
             add_dq<false>(of, at, own, r_dq, r_rows, s_k, s_v, key);
         } else {
             add_dq<true>(of, at, own, r_dq, r_rows, s_k, s_v, key);
@@ -355,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(K_THREADS, K_BLOCKS) backward_keys(
             facing.s_rows = s_rows + stage * K_QUERIES + part;
             facing.query = query + part;
             if (facing.query >= queries) break;
-            if (!HIDDEN && seen(of, at.last, facing.query) >= own.first + 16 * K_ATOMS) {
+            if (!SIFTED && seen(of, at.last, facing.query) >= own.first + 16 * K_ATOMS) {
                 add_dk_dv<false>(of, at, own, facing, r_dk, r_dv, column);
             } else if (seen(of, at.last, min(facing.query + K_INNER, queries) - 1) > own.first) {
                 add_dk_dv<true>(of, at, own, facing, r_dk, r_dv, column);

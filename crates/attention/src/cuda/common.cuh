@@ -1,11 +1,11 @@
 // What the kernels of attention share: the parameter, which keys a query sees, masks, dropout.
 //
 // STORAGE, KV_STORAGE and MASK_STORAGE (0 f32, 1 f16, 2 bf16), WIDTH, SCALE, MASK, DROPOUT, THRESHOLD, OFFSET and KEPT are constants
-// that stand before this file; of the work on scores CAP and WINDOW (0 for none), SLOPED, BIASED and DOCUMENTS.
+// that stand before this file; of the work on scores CAP and WINDOW (0 for none), SLOPED, ADDS_BIAS and DOCUMENTS.
 
 constexpr int FULL = 0, CAUSAL = 1, ADDITIVE = 2, CACHED = 3;
-// Whether a score is more than a product with a factor, whether something is added to it, and whether more than causality hides it.
-constexpr bool CAPPED = CAP > 0.0f, ADDED = MASK == ADDITIVE || BIASED, CHANGED = CAPPED || SLOPED || ADDED, HIDDEN = WINDOW > 0 || DOCUMENTS;
+// Whether a score is more than a product with a factor, whether something is added to it, and whether keys are sifted by more than causality.
+constexpr bool CAPPED = CAP > 0.0f, ADDED = MASK == ADDITIVE || ADDS_BIAS, CHANGED = CAPPED || SLOPED || ADDED, SIFTED = WINDOW > 0 || DOCUMENTS;
 constexpr float LOG2E = 1.44269504f;
 static __device__ __forceinline__ float never() { return __int_as_float(0xff800000); }
 

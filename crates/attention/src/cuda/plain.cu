@@ -8,7 +8,7 @@
 // - Takes, of NVRTC 13.4 for sm_90a, causal heads of 64 in bf16: 128 registers, 35,840 bytes of shared memory, 16 of 64 warps. No spills.
 
 // Two blocks of a multiprocessor where their registers are enough: one loads while the other computes.
-constexpr int BLOCKS = WIDTH <= 64 && !DROPOUT && MASK <= CAUSAL && !CHANGED && !HIDDEN ? 2 : 1;
+constexpr int BLOCKS = WIDTH <= 64 && !DROPOUT && MASK <= CAUSAL && !CHANGED && !SIFTED ? 2 : 1;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(const __grid_constant__ Parameter p) {
     __shared__ __align__(16) Memory s;

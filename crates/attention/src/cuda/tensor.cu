@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_tensor(c
             load_rows<KEYS, THREADS>(s_next + KEYS * ROW, g_v, p.v.position, next, block_end);
         }
         const Element *s_k = s_stages + stage * STAGE, *s_v = s_k + KEYS * ROW;
-        if (!HIDDEN && key + KEYS <= warp_whole && warp_end > 0) {
+        if (!SIFTED && key + KEYS <= warp_whole && warp_end > 0) {
             attend<false>(p, at, r, r_q, s_own, s_k, s_v, key);
         } else if (key < warp_end) {
             attend<true>(p, at, r, r_q, s_own, s_k, s_v, key);

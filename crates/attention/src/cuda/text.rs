@@ -69,7 +69,7 @@ fn prelude(kernel: &AttentionKernel) -> String {
          constexpr float SCALE = {:e}f;\nconstexpr int MASK = {mask};\nconstexpr bool DROPOUT = {};\n\
          constexpr unsigned THRESHOLD = {threshold}u;\nconstexpr unsigned OFFSET = {offset}u;\n\
          constexpr float KEPT = {kept:e}f;\nconstexpr float CAP = {:e}f;\nconstexpr int WINDOW = {};\n\
-         constexpr bool SLOPED = {slopes};\nconstexpr bool BIASED = {};\nconstexpr bool DOCUMENTS = {documents};\n",
+         constexpr bool SLOPED = {slopes};\nconstexpr bool ADDS_BIAS = {};\nconstexpr bool DOCUMENTS = {documents};\n",
         storage(kernel.dtype),
         storage(kernel.kv),
         kernel.width,

@@ -14,11 +14,22 @@ pub fn tiny() -> (AttentionKernel, AttentionShape) {
     let strides = HeadStrides { batch: 4, head: 4, position: 2 };
     let (dtype, mask) = (Dtype::F32, AttentionMask::Full);
     let result = AttentionResult::Values;
-    let kernel = AttentionKernel { dtype, kv: dtype, width: 2, group: 1, scale: 1.0, mask, scores: ScoreRules::NONE, dropout: None, result };
+    let kernel = AttentionKernel {
+        dtype,
+        kv: dtype,
+        width: 2,
+        group: 1,
+        scale: 1.0,
+        mask,
+        scores: ScoreRules::NONE,
+        dropout: None,
+        result,
+    };
     let (q, k, v, o) = (strides, strides, strides, strides);
     let mask = HeadStrides::default();
     let none = HeadStrides::default();
-    let shape = AttentionShape { batch: 1, heads: 1, queries: 1, keys: 2, q, k, v, mask, slopes: none, documents: none, o };
+    let shape =
+        AttentionShape { batch: 1, heads: 1, queries: 1, keys: 2, q, k, v, mask, slopes: none, documents: none, o };
     (kernel, shape)
 }
 
