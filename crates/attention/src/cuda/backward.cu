@@ -38,17 +38,9 @@ struct Queries {
 
 template <bool HIDES>
 static __device__ __forceinline__ void scores_of_queries(const Attention& p, const Place& at, const Queries& own, QueryTile& r_s,
-                                                         QueryTile& r_slope, QueryTile& r_bend, const Element* s_k, const Element* s_v,
-                                                         int key) {
+                                                         QueryTile& r_slope, const Element* s_k, const Element* s_v, int key) {
     multiply_rows<Q_HELD>(r_s, own.q, own.s_q, s_k, at.lane);
     multiply_rows<Q_HELD>(r_slope, own.slope, own.s_slope, s_v, at.lane);
-    if constexpr (CAPPED) {
-#pragma unroll
-        for (int i = 0; i < Q_ATOMS * Q_INNER / 2; ++i) {
-            r_bend[i / 4 / (Q_INNER / 8)][i / 4 % (Q_INNER / 8)][i % 4] =
-                bend_of(r_s[i / 4 / (Q_INNER / 8)][i / 4 % (Q_INNER / 8)][i % 4] * SCALE);
-        }
-    }
     if constexpr (HIDES || SCALED) mask_scores<HIDES>(p, at, r_s, key);
     if constexpr (DROPOUT) {
 #pragma unroll
@@ -66,8 +58,8 @@ static __device__ __forceinline__ void scores_of_queries(const Attention& p, con
 template <bool HIDES>
 static __device__ __forceinline__ void count(const Attention& p, const Place& at, const Queries& own, Statistics (&r)[2 * Q_ATOMS],
                                              const Element* s_k, const Element* s_v, int key) {
-    QueryTile r_s = {}, r_slope = {}, r_bend;
-    scores_of_queries<HIDES>(p, at, own, r_s, r_slope, r_bend, s_k, s_v, key);
+    QueryTile r_s = {}, r_slope = {};
+    scores_of_queries<HIDES>(p, at, own, r_s, r_slope, s_k, s_v, key);
 #pragma unroll
     for (int row = 0; row < 2 * Q_ATOMS; ++row) {
         const int first = row % 2 * 2;
@@ -94,8 +86,8 @@ template <bool HIDES>
 static __device__ __forceinline__ void add_dq(const Attention& p, const Place& at, const Queries& own, float (&r_dq)[Q_ATOMS][WIDTH / 8][4],
                                               const float2 (&r_rows)[2 * Q_ATOMS], const Element* s_k, const Element* s_v,
                                               int key) {
-    QueryTile r_s = {}, r_slope = {}, r_bend;
-    scores_of_queries<HIDES>(p, at, own, r_s, r_slope, r_bend, s_k, s_v, key);
+    QueryTile r_s = {}, r_slope = {};
+    scores_of_queries<HIDES>(p, at, own, r_s, r_slope, s_k, s_v, key);
 #pragma unroll
     for (int atom = 0; atom < Q_ATOMS; ++atom) {
 #pragma unroll
@@ -105,7 +97,6 @@ static __device__ __forceinline__ void add_dq(const Attention& p, const Place& a
                 const int row = 2 * atom + e / 2;
                 const float probability = ex2(fmaf(r_s[atom][i][e], FACTOR, -r_rows[row].x));
                 r_s[atom][i][e] = slope_of(probability, r_slope[atom][i][e], r_rows[row].y);
-                if constexpr (CAPPED) r_s[atom][i][e] *= r_bend[atom][i][e];
             }
         }
     }
@@ -117,17 +108,15 @@ struct Walk {
     Element* s_stages;
     const Element *g_k, *g_v;
     u64 k_stride, v_stride;
-    int begin, end, own, stage;
+    int end, own, stage;
 };
 
 // All tiles, the first of which is there; the last brings the first again if another pass follows.
-template <bool LAST, typename Next, typename Work>
-static __device__ __forceinline__ void each_tile(Walk& walk, const Next& following, const Work& work) {
+template <bool LAST, typename Work> static __device__ __forceinline__ void each_tile(Walk& walk, const Work& work) {
 #pragma unroll 1
-    for (int tile = walk.begin, after; tile < walk.end; tile = after) {
-        after = following(tile + Q_KEYS);
-        const int next = after < walk.end ? after : walk.begin;
-        if (after < walk.end || !LAST) {
+    for (int tile = 0; tile < walk.end; tile += Q_KEYS) {
+        const int next = tile + Q_KEYS < walk.end ? tile + Q_KEYS : 0;
+        if (next > 0 || !LAST) {
             Element* s_next = walk.s_stages + (walk.stage ^ 1) * Q_STAGE;
             load_rows<Q_KEYS, Q_THREADS>(s_next, walk.g_k, walk.k_stride, next, walk.end);
             load_rows<Q_KEYS, Q_THREADS>(s_next + Q_KEYS * ROW, walk.g_v, walk.v_stride, next, walk.end);
@@ -166,12 +155,9 @@ extern "C" __global__ void __launch_bounds__(Q_THREADS, Q_BLOCKS) backward_queri
 
     load_rows<Q_ROWS, Q_THREADS>(s_q, of.g_q + start(of.q, at.sequence, at.head), of.q.position, first, end);
     load_rows<Q_ROWS, Q_THREADS>(s_slope, of.g_o + start(of.o, at.sequence, at.head), of.o.position, first, end);
-    const Documents documents = documents_of(of, at.sequence, at.head, at.last + first, at.last + end);
-    const auto following = [&](int key) { return next_tile<Q_KEYS>(of, at.sequence, at.head, documents, key, block_end, 0); };
-    const int begin = following(first_seen(of, at.last, first) / Q_KEYS * Q_KEYS);
-    if (begin < block_end) {
-        load_rows<Q_KEYS, Q_THREADS>(s_stages, g_k, of.k.position, begin, block_end);
-        load_rows<Q_KEYS, Q_THREADS>(s_stages + Q_KEYS * ROW, g_v, of.v.position, begin, block_end);
+    if (block_end > 0) {
+        load_rows<Q_KEYS, Q_THREADS>(s_stages, g_k, of.k.position, 0, block_end);
+        load_rows<Q_KEYS, Q_THREADS>(s_stages + Q_KEYS * ROW, g_v, of.v.position, 0, block_end);
     }
     await_all_copies();
     __syncthreads();
@@ -182,13 +168,13 @@ extern "C" __global__ void __launch_bounds__(Q_THREADS, Q_BLOCKS) backward_queri
         hold_left(own.q, own.s_q, lane);
         hold_left(own.slope, own.s_slope, lane);
     }
-    Walk walk = {s_stages, g_k, g_v, of.k.position, of.v.position, begin, block_end, warp_end, 0};
+    Walk walk = {s_stages, g_k, g_v, of.k.position, of.v.position, block_end, warp_end, 0};
 
     Statistics r[2 * Q_ATOMS];
 #pragma unroll
     for (int row = 0; row < 2 * Q_ATOMS; ++row) clear(r[row]);
-    each_tile<false>(walk, following, [&](const Element* s_k, const Element* s_v, int key) {
-        if (!SIFTED && key + Q_INNER <= warp_whole) {
+    each_tile<false>(walk, [&](const Element* s_k, const Element* s_v, int key) {
+        if (key + Q_INNER <= warp_whole) {
             count<false>(of, at, own, r, s_k, s_v, key);
         } else {
             count<true>(of, at, own, r, s_k, s_v, key);
@@ -203,8 +189,8 @@ extern "C" __global__ void __launch_bounds__(Q_THREADS, Q_BLOCKS) backward_queri
     }
 
     float r_dq[Q_ATOMS][WIDTH / 8][4] = {};
-    each_tile<true>(walk, following, [&](const Element* s_k, const Element* s_v, int key) {
-        if (!SIFTED && key + Q_INNER <= warp_whole) {
+    each_tile<true>(walk, [&](const Element* s_k, const Element* s_v, int key) {
+        if (key + Q_INNER <= warp_whole) {
             add_dq<false>(of, at, own, r_dq, r_rows, s_k, s_v, key);
         } else {
             add_dq<true>(of, at, own, r_dq, r_rows, s_k, s_v, key);
@@ -280,12 +266,10 @@ static __device__ __forceinline__ void add_dk_dv(const Attention& p, const Place
             for (int e = 0; e < 4; ++e) {
                 const int query = facing.query + of_two + e % 2, key = own.first + atom * 16 + e / 2 * 8 + (at.lane >> 2);
                 float &s = r_s[atom][i][e], &slope = r_slope[atom][i][e];
-                const float bend = bend_of(s * SCALE);
                 s = masked_score<SCALED, HIDES>(p, at.sequence, at.head, at.last, s, query, key);
                 float probability = ex2(fmaf(s, FACTOR, e % 2 ? -rows.z : -rows.x));
                 const bool kept = !DROPOUT || (r_kept[atom][e] >> 4 * i & 1);
                 slope = slope_of(probability, kept ? slope : 0.0f, e % 2 ? rows.w : rows.y);
-                if constexpr (CAPPED) slope *= bend;
                 s = kept ? probability : 0.0f;
             }
         }
@@ -309,12 +293,7 @@ extern "C" __global__ void __launch_bounds__(K_THREADS, K_BLOCKS) backward_keys(
     at.lane = lane;
     at.last = last_key(of, at.sequence);
     at.seed = DROPOUT ? (u32)*of.g_seed : 0;
-    const int last_query = end_query(of, at.last, min(first + K_ROWS, keys) - 1);
-    const Documents documents = documents_of(of, at.sequence, at.head, first, min(first + K_ROWS, keys));
-    const auto following = [&](int query) {
-        return next_tile<K_QUERIES>(of, at.sequence, at.head, documents, query, last_query, at.last);
-    };
-    const int begin = following(first_query(of, at.last, first));
+    const int begin = first_query(of, at.last, first);
     const Element* g_q = of.g_q + start(of.q, at.sequence, at.head);
     const Element* g_slope = of.g_o + start(of.o, at.sequence, at.head);
     const float2* g_rows = p.g_rows + of_all * of.queries;
@@ -329,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(K_THREADS, K_BLOCKS) backward_keys(
     };
     load_rows<K_ROWS, K_THREADS>(s_k, of.g_k + start(of.k, at.sequence, at.head), of.k.position, first, keys);
     load_rows<K_ROWS, K_THREADS>(s_v, of.g_v + start(of.v, at.sequence, at.head), of.v.position, first, keys);
-    if (begin < last_query) load(0, begin);
+    if (begin < queries) load(0, begin);
     await_all_copies();
     __syncthreads();
     Keys own;
@@ -343,9 +322,8 @@ extern "C" __global__ void __launch_bounds__(K_THREADS, K_BLOCKS) backward_keys(
     float r_dk[K_ATOMS][COLUMNS / 8][4] = {}, r_dv[K_ATOMS][COLUMNS / 8][4] = {};
     int stage = 0;
 #pragma unroll 1
-    for (int query = begin, next; query < last_query; query = next) {
-        next = following(query + K_QUERIES);
-        if (next < last_query) load(stage ^ 1, next);
+    for (int query = begin; query < queries; query += K_QUERIES) {
+        if (query + K_QUERIES < queries) load(stage ^ 1, query + K_QUERIES);
         const Element* s_tile = s_stages + stage * K_STAGE;
 #pragma unroll 1
         for (int part = 0; part < K_QUERIES; part += K_INNER) {
@@ -355,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(K_THREADS, K_BLOCKS) backward_keys(
             facing.s_rows = s_rows + stage * K_QUERIES + part;
             facing.query = query + part;
             if (facing.query >= queries) break;
-            if (!SIFTED && seen(of, at.last, facing.query) >= own.first + 16 * K_ATOMS) {
+            if (seen(of, at.last, facing.query) >= own.first + 16 * K_ATOMS) {
                 add_dk_dv<false>(of, at, own, facing, r_dk, r_dv, column);
             } else if (seen(of, at.last, min(facing.query + K_INNER, queries) - 1) > own.first) {
                 add_dk_dv<true>(of, at, own, facing, r_dk, r_dv, column);

@@ -58,12 +58,6 @@ static __device__ __forceinline__ float slope_of(float probability, float slope,
 
 // The first query that sees a key.
 static __device__ __forceinline__ int first_query(const Attention& p, long long last, int key) {
-    const long long first = MASK == CAUSAL ? (long long)key - last : WINDOW > 0 ? (long long)key - last - WINDOW + 1 : 0;
+    const long long first = MASK == CAUSAL ? (long long)key - last : 0;
     return (int)max(0ll, min(first, (long long)p.queries));
-}
-
-// The end of the queries that see a key.
-static __device__ __forceinline__ int end_query(const Attention& p, long long last, int key) {
-    if constexpr (WINDOW == 0) return (int)p.queries;
-    return (int)max(0ll, min((long long)key - last + WINDOW, (long long)p.queries));
 }

@@ -29,7 +29,7 @@ use super::words::{is_aligned, words};
 use crate::backward::BackwardOperand;
 use crate::backward::{self, LoweredBackward};
 use crate::chain::{self, Fit};
-use crate::kernel::{AttentionKernel, AttentionOperand, AttentionShape};
+use crate::kernel::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape};
 
 /// Queries, and keys, from which the matrix units are used: a tile of fewer would be mostly empty, and what is rounded for them
 /// does not average out over a few.
@@ -150,7 +150,7 @@ impl BackwardTiles {
     /// As for attention, two sixteens of rows a warp halve what is read of shared memory for a product. Of keys and values
     /// there are then no registers to hold them, but twice as many queries at a time.
     fn new(kernel: &AttentionKernel, shape: &AttentionShape, processors: usize) -> BackwardTiles {
-        let plain = kernel.dropout.is_none() && kernel.added().is_none() && !kernel.scores.is_some();
+        let plain = kernel.dropout.is_none() && !matches!(kernel.mask, AttentionMask::Additive(_));
         let heads = shape.batch * shape.heads;
         let many = |rows: usize| rows > 64 && heads * rows.div_ceil(128) >= 2 * processors && plain;
         let low = SideTiles { warps: 4, atoms: 1, tile: 64, inner: 32, blocks: 2, held: true };

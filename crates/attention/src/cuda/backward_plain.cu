@@ -10,8 +10,6 @@
 // Scores of 4 x 4 pairs, and slopes of probabilities where those are kept, else 0.
 struct Pairs {
     float s[4][4], slope[4][4];
-    // What the slope of a score is multiplied by.
-    float bend[4][4];
     bool kept[4][4];
 };
 
@@ -29,7 +27,6 @@ static __device__ __forceinline__ void compute(Pairs& r, Memory& s, const Attent
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const int query = QUERIES ? row + i : column + 16 * j, key = QUERIES ? column + 16 * j : row + i;
-            r.bend[i][j] = bend_of(r.s[i][j] * SCALE);
             r.s[i][j] = masked_score<true, true>(p, sequence, head, last, r.s[i][j], query, key);
             r.kept[i][j] = !DROPOUT || keeps(row_elements(p, sequence, head, query) + key, seed);
             r.slope[i][j] = !r.kept[i][j] ? 0.0f : DROPOUT ? r.slope[i][j] * KEPT : r.slope[i][j];
@@ -113,11 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
     const u64 sequence = of_all / of.heads, head = of_all % of.heads;
     const int first = (int)(gridDim.x / all_heads - 1 - blockIdx.x / all_heads) * TILE;
     const int end = min(first + TILE, (int)of.queries), row = first + 4 * y;
-    const long long last = last_key(of, sequence);
-    const int keys = seen(of, last, end - 1);
-    const Documents documents = documents_of(of, sequence, head, last + first, last + end);
-    const auto next = [&](int key) { return next_tile<TILE>(of, sequence, head, documents, key, keys, 0); };
-    const int begin = next(first_seen(of, last, first) / TILE * TILE);
+    const int keys = seen(of, last_key(of, sequence), end - 1);
     const u32 seed = DROPOUT ? (u32)*of.g_seed : 0;
     const Tile<STORAGE> own[2] = {{of.g_q + start(of.q, sequence, head), of.q.position, first, end},
                                   {of.g_o + start(of.o, sequence, head), of.o.position, first, end}};
@@ -128,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
     Centred r_statistics[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) r_statistics[i] = {never(), 0.0f, 0.0f, 0.0f};
-    for (int key = begin; key < keys; key = next(key + TILE)) {
+    for (int key = 0; key < keys; key += TILE) {
         facing[0].first = facing[1].first = key;
         compute<true>(r, s, of, of_all, seed, own, facing, row, key + x);
 #pragma unroll
@@ -153,15 +146,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
     }
 
     float r_dq[4][COLUMNS] = {};
-    for (int key = begin; key < keys; key = next(key + TILE)) {
+    for (int key = 0; key < keys; key += TILE) {
         facing[0].first = facing[1].first = key;
         compute<true>(r, s, of, of_all, seed, own, facing, row, key + x);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const float slope = r_rows[i].slope(r_rows[i].probability(r.s[i][j]), r.slope[i][j]);
-                s.weights[4 * y + i][x + 16 * j] = slope * r.bend[i][j];
+                s.weights[4 * y + i][x + 16 * j] = r_rows[i].slope(r_rows[i].probability(r.s[i][j]), r.slope[i][j]);
             }
         }
         add_weighted(r_dq, s, facing[0]);
@@ -185,11 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
 
     Pairs r;
     float r_dk[4][COLUMNS] = {}, r_dv[4][COLUMNS] = {};
-    const long long last = last_key(of, sequence);
-    const int last_query = end_query(of, last, min(first + TILE, keys) - 1);
-    const Documents documents = documents_of(of, sequence, head, first, min(first + TILE, keys));
-    const auto next = [&](int query) { return next_tile<TILE>(of, sequence, head, documents, query, last_query, last); };
-    for (int query = next(first_query(of, last, first)); query < last_query; query = next(query + TILE)) {
+    for (int query = first_query(of, last_key(of, sequence), first); query < queries; query += TILE) {
         facing[0].first = facing[1].first = query;
         compute<false>(r, s, of, of_all, seed, own, facing, row, query + x);
 #pragma unroll
@@ -200,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float probability = ended.probability(r.s[i][j]);
-                r.slope[i][j] = ended.slope(probability, r.slope[i][j]) * r.bend[i][j];
+                r.slope[i][j] = ended.slope(probability, r.slope[i][j]);
                 s.weights[4 * y + i][x + 16 * j] = r.kept[i][j] ? probability : 0.0f;
             }
         }

@@ -5,8 +5,6 @@
 //! - `decode.cu`: few queries over many keys, in ranges of keys that a cluster or a second grid joins.
 //! - `plain.cu`: all the rest.
 //!
-//! Work on scores is that of `tensor.cu` and `plain.cu`, also of few queries.
-//!
 //! Sizes and strides are launch data: a kernel is compiled once for a width, a storage type, a mask and dropout. A hidden key
 //! is not seen, but where another query of the same tile sees it: then 0 times a value that is not finite is NaN.
 
@@ -113,6 +111,9 @@ impl fmt::Display for ForwardVariant {
 pub fn refusal(kernel: &AttentionKernel, shape: &AttentionShape) -> Option<&'static str> {
     match () {
         () if shape.queries > MAX_POSITIONS || shape.keys > MAX_POSITIONS => Some("expected at most 2^30 positions"),
+        () if kernel.scores.is_some() => {
+            Some("expected scores without a soft cap, slopes, a bias, a window or documents")
+        }
         () if !kernel.scale.is_finite() => Some("expected a finite scale"),
         () => None,
     }
@@ -137,7 +138,7 @@ pub fn choose(attention: &LoweredAttention, target: &CudaTarget) -> ForwardVaria
         return ForwardVariant::Scores(Scores::new(kernel, shape, args, target));
     }
     let vector = is_aligned(kernel, shape, args);
-    if shape.queries <= DECODE_QUERIES && !kernel.scores.is_some() {
+    if shape.queries <= DECODE_QUERIES {
         let rows = (kernel.group * shape.queries).next_power_of_two().clamp(1, DECODE_ROWS);
         return ForwardVariant::Decode { rows, vector };
     }

@@ -192,7 +192,7 @@ pub(super) fn fits(
     tile: usize,
     rows: &[MappedRows],
 ) -> bool {
-    let plain = kernel.dropout.is_none() && kernel.scale >= 1e-30 && !kernel.scores.is_some();
+    let plain = kernel.dropout.is_none() && kernel.scale >= 1e-30;
     let narrow = matches!(kernel.dtype, Dtype::F16 | Dtype::Bf16) && kernel.kv == kernel.dtype;
     let masked = match kernel.mask {
         AttentionMask::Full => true,

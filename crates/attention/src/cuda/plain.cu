@@ -8,7 +8,7 @@
 // - Takes, of NVRTC 13.4 for sm_90a, causal heads of 64 in bf16: 128 registers, 35,840 bytes of shared memory, 16 of 64 warps. No spills.
 
 // Two blocks of a multiprocessor where their registers are enough: one loads while the other computes.
-constexpr int BLOCKS = WIDTH <= 64 && !DROPOUT && MASK <= CAUSAL && !CHANGED && !SIFTED ? 2 : 1;
+constexpr int BLOCKS = WIDTH <= 64 && !DROPOUT && MASK <= CAUSAL ? 2 : 1;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(const __grid_constant__ Parameter p) {
     __shared__ __align__(16) Memory s;
@@ -24,11 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(co
     const int keys = seen(p, last, end - 1);
     const u32 seed = DROPOUT ? (u32)*p.g_seed : 0;
 
-    const Documents own = documents_of(p, sequence, head, last + first, last + end);
-    const auto next = [&](int key) { return next_tile<TILE>(p, sequence, head, own, key, keys, 0); };
-
     float r_o[4][COLUMNS] = {}, r_sum[4] = {}, r_maximum[4] = {never(), never(), never(), never()};
-    for (int key = next(first_seen(p, last, first) / TILE * TILE); key < keys; key = next(key + TILE)) {
+    for (int key = 0; key < keys; key += TILE) {
         float r_s[4][4] = {};
         multiply_tiles(r_s, s, queries, Tile<KV_STORAGE>{g_k, p.k.position, key, keys});
 #pragma unroll
@@ -41,11 +38,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(co
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const int at = key + x + 16 * j;
-                float score = bent_score(p, sequence, head, last, r_s[i][j] * SCALE, query, at);
-                if constexpr (ADDED) {
+                float score = r_s[i][j] * SCALE;
+                if constexpr (MASK == ADDITIVE) {
                     if (at < (int)p.keys) score += widen<MASK_STORAGE>(g_mask[at]);
                 }
-                r_s[i][j] = at < row_end && !is_hidden(p, sequence, head, last, query, at) ? score : never();
+                r_s[i][j] = at < row_end ? score : never();
                 most = fmaxf(most, r_s[i][j]);
             }
 #pragma unroll

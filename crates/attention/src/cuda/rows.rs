@@ -65,9 +65,6 @@ pub fn refusal(kernel: &AttentionKernel, shape: &AttentionShape) -> Option<&'sta
     if shape.queries <= DECODE_QUERIES {
         return Some("expected more than 8 queries: fewer are decoded");
     }
-    if kernel.scores.is_some() {
-        return Some("expected scores without a soft cap, slopes, a bias, a window or documents");
-    }
     forward::refusal(kernel, shape)
 }
 

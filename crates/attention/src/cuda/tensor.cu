@@ -155,13 +155,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_tensor(c
         }
     }
 
-    const Documents own = documents_of(p, at.sequence, at.head, at.last + first, at.last + end);
-    const auto following = [&](int key) { return next_tile<KEYS>(p, at.sequence, at.head, own, key, block_end, 0); };
-    const int begin = following(first_seen(p, at.last, first) / KEYS * KEYS);
     load_rows<QUERIES, THREADS>(s_q, p.g_q + start(p.q, at.sequence, at.head), p.q.position, first, end);
-    if (begin < block_end) {
-        load_rows<KEYS, THREADS>(s_stages, g_k, p.k.position, begin, block_end);
-        load_rows<KEYS, THREADS>(s_stages + KEYS * ROW, g_v, p.v.position, begin, block_end);
+    if (block_end > 0) {
+        load_rows<KEYS, THREADS>(s_stages, g_k, p.k.position, 0, block_end);
+        load_rows<KEYS, THREADS>(s_stages + KEYS * ROW, g_v, p.v.position, 0, block_end);
     }
     await_all_copies();
     __syncthreads();
@@ -173,15 +170,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_tensor(c
         __syncthreads();
     }
     int stage = 0;
-    for (int key = begin, next; key < block_end; key = next) {
-        next = following(key + KEYS);
-        if (next < block_end) {
+    for (int key = 0; key < block_end; key += KEYS) {
+        if (key + KEYS < block_end) {
             Element* s_next = s_stages + (stage ^ 1) * STAGE;
-            load_rows<KEYS, THREADS>(s_next, g_k, p.k.position, next, block_end);
-            load_rows<KEYS, THREADS>(s_next + KEYS * ROW, g_v, p.v.position, next, block_end);
+            load_rows<KEYS, THREADS>(s_next, g_k, p.k.position, key + KEYS, block_end);
+            load_rows<KEYS, THREADS>(s_next + KEYS * ROW, g_v, p.v.position, key + KEYS, block_end);
         }
         const Element *s_k = s_stages + stage * STAGE, *s_v = s_k + KEYS * ROW;
-        if (!SIFTED && key + KEYS <= warp_whole && warp_end > 0) {
+        if (key + KEYS <= warp_whole && warp_end > 0) {
             attend<false>(p, at, r, r_q, s_own, s_k, s_v, key);
         } else if (key < warp_end) {
             attend<true>(p, at, r, r_q, s_own, s_k, s_v, key);

@@ -7,7 +7,7 @@ constexpr int PIECES = WIDTH / 8;
 constexpr int ROW = WIDTH + 8;
 constexpr int STEPS = WIDTH / 16;
 // The scale can wait for the exponential, if it leaves the order of scores as it is.
-constexpr bool SCALED = CHANGED || SCALE < 1e-30f;
+constexpr bool SCALED = MASK == ADDITIVE || SCALE < 1e-30f;
 constexpr float FACTOR = SCALED ? LOG2E : SCALE * LOG2E;
 
 // What is the same for all tiles.
@@ -129,11 +129,10 @@ static __device__ __forceinline__ void mask_scores(const Attention& p, const Pla
                     float& s = r_s[atom][i][2 * half + e];
                     const int j = first + 8 * i + e;
                     if constexpr (SCALED) s *= SCALE;
-                    s = bent_score(p, at.sequence, at.head, at.last, s, query, j);
-                    if constexpr (ADDED) {
+                    if constexpr (MASK == ADDITIVE) {
                         if (j < (int)p.keys) s += widen<MASK_STORAGE>(g_mask[j]);
                     }
-                    if (HIDES && (j >= end || is_hidden(p, at.sequence, at.head, at.last, query, j))) s = never();
+                    if (HIDES && j >= end) s = never();
                 }
             }
         }

@@ -4,7 +4,6 @@ use deuteron_codegen::tile::{self, Part};
 use deuteron_graph::{Dtype, keep_threshold};
 
 use crate::kernel::{AttentionKernel, AttentionMask, DropoutRule};
-use crate::score::ScoreRules;
 
 /// Parts of the device-side library: of the kernels in f32 arithmetic.
 pub(super) const PLAIN: &[Part] = &[Part::Philox, Part::Conversions, Part::Warp];
@@ -53,14 +52,12 @@ fn prelude(kernel: &AttentionKernel) -> String {
         Dtype::Bf16 => 2,
         _ => 0,
     };
-    let mask = match kernel.mask {
-        AttentionMask::Full => 0,
-        AttentionMask::Causal => 1,
-        AttentionMask::Additive(_) => 2,
-        AttentionMask::Cached => 3,
+    let (mask, mask_storage) = match kernel.mask {
+        AttentionMask::Full => (0, 0),
+        AttentionMask::Causal => (1, 0),
+        AttentionMask::Additive(dtype) => (2, storage(dtype)),
+        AttentionMask::Cached => (3, 0),
     };
-    let mask_storage = kernel.added().map_or(0, storage);
-    let ScoreRules { soft_cap, slopes, bias, window, documents } = kernel.scores;
     let DropoutRule { probability, offset } = kernel.dropout.unwrap_or(DropoutRule { probability: 0.0, offset: 0 });
     let threshold = keep_threshold(probability);
     let kept = if probability < 1.0 { (1.0 / (1.0 - probability)) as f32 } else { 0.0 };
@@ -68,15 +65,11 @@ fn prelude(kernel: &AttentionKernel) -> String {
         "constexpr int STORAGE = {};\nconstexpr int KV_STORAGE = {};\nconstexpr int MASK_STORAGE = {mask_storage};\nconstexpr int WIDTH = {};\n\
          constexpr float SCALE = {:e}f;\nconstexpr int MASK = {mask};\nconstexpr bool DROPOUT = {};\n\
          constexpr unsigned THRESHOLD = {threshold}u;\nconstexpr unsigned OFFSET = {offset}u;\n\
-         constexpr float KEPT = {kept:e}f;\nconstexpr float CAP = {:e}f;\nconstexpr int WINDOW = {};\n\
-         constexpr bool SLOPED = {slopes};\nconstexpr bool ADDS_BIAS = {};\nconstexpr bool DOCUMENTS = {documents};\n",
+         constexpr float KEPT = {kept:e}f;\n",
         storage(kernel.dtype),
         storage(kernel.kv),
         kernel.width,
         kernel.scale,
         kernel.dropout.is_some(),
-        soft_cap.unwrap_or(0.0),
-        window.unwrap_or(0),
-        bias.is_some(),
     )
 }

@@ -1,6 +1,6 @@
 //! How blocks of the kernels without warpgroups are cut.
 
-use crate::kernel::{AttentionKernel, AttentionShape};
+use crate::kernel::{AttentionKernel, AttentionMask, AttentionShape};
 
 /// Queries of a block, as in `plain.cu`.
 pub(super) const PLAIN_QUERIES: usize = 64;
@@ -26,7 +26,7 @@ impl Tiles {
     pub fn new(kernel: &AttentionKernel, shape: &AttentionShape, processors: usize) -> Tiles {
         let tall = shape.batch * shape.heads * shape.queries.div_ceil(128);
         let many = shape.queries > 64 && tall >= 2 * processors;
-        let plain = kernel.dropout.is_none() && kernel.added().is_none() && !kernel.scores.is_some();
+        let plain = kernel.dropout.is_none() && !matches!(kernel.mask, AttentionMask::Additive(_));
         match kernel.width {
             0..=64 if many && plain => Tiles { warps: 4, atoms: 2, keys: 64, blocks: 2 },
             0..=64 => Tiles { warps: 4, atoms: 1, keys: 64, blocks: 2 },

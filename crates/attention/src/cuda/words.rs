@@ -6,14 +6,14 @@ use deuteron_graph::Dtype;
 
 use crate::kernel::{AttentionKernel, AttentionOperand, AttentionShape, HeadStrides};
 
-/// Where the parameter has the address of the result, if scores have no operands of their own.
+/// Where the parameter has the address of the result.
 pub(super) const RESULT_AT: usize = 6;
 /// Where the parameter has the places of ranges in the workspace.
 pub(super) const PARTS_AT: usize = 7;
 
 /// The parameter, as `common.cuh` lists it.
 pub(super) fn words(kernel: &AttentionKernel, shape: &AttentionShape, args: &[ArgBinding], ranges: usize) -> Vec<Word> {
-    use AttentionOperand::{Documents, K, Mask, O, Positions, Q, Seed, Slopes, V};
+    use AttentionOperand::{K, Mask, O, Positions, Q, Seed, V};
     let number = |value: usize| Word::Number(value as u64);
     let argument = |operand: AttentionOperand| {
         let position = kernel.operands().iter().position(|&known| known == operand);
@@ -22,17 +22,11 @@ pub(super) fn words(kernel: &AttentionKernel, shape: &AttentionShape, args: &[Ar
             Word::Argument { position, offset: offset * kernel.operand_dtype(operand).bytes() }
         })
     };
-    let mut words = Vec::new();
-    if kernel.scores.slopes || kernel.scores.documents {
-        words.extend([Slopes, Documents].map(argument));
-        let strides = [shape.slopes, shape.documents].map(|HeadStrides { batch, head, .. }| [batch, head]);
-        words.extend(strides.into_iter().flatten().map(number));
-    }
-    words.extend([Q, K, V, Mask, Seed, Positions, O].map(argument));
+    let mut words = [Q, K, V, Mask, Seed, Positions, O].map(argument).to_vec();
     let sums = shape.batch * shape.heads * shape.queries * ranges * 2 * 4;
     let places = [Word::Workspace(0), Word::Workspace(sums)];
     words.extend(if ranges > 1 { places } else { [Word::Number(0); 2] });
-    let &AttentionShape { batch, heads, queries, keys, q, k, v, mask, o, .. } = shape;
+    let &AttentionShape { batch, heads, queries, keys, q, k, v, mask, slopes: _, documents: _, o } = shape;
     words.extend([batch, heads, kernel.group.max(1), queries, keys, ranges].map(number));
     let strides = [q, k, v, mask, o].map(|HeadStrides { batch, head, position }| [batch, head, position]);
     words.extend(strides.into_iter().flatten().map(number));

@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 
 use deuteron::listing::{OfflineGpu, kernels_for};
 use deuteron::reference::random_case;
-use deuteron::{
-    Dtype, FusedOp, Graph, GroupKind, Heads, Machine, Mask, NodeId, Norm, ScoreWork, Sizes, Strategy, Target, plan,
-};
+use deuteron::{Dtype, FusedOp, Graph, GroupKind, Heads, Machine, Mask, NodeId, Norm, Sizes, Strategy, Target, plan};
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, Grid};
 use deuteron_codegen::{Kernel, Source};
 use deuteron_device::cuda::cache::DiskCache;
@@ -242,41 +240,6 @@ fn attention_is_one_kernel_of_its_own() {
         let failures = compiler.as_ref().map_or(Vec::new(), |compiler| compile(compiler, all.map(case).collect()));
         assert!(failures.is_empty(), "{}", failures.join("\n"));
     }
-}
-
-/// A soft cap, slopes, a bias, a window and documents: by kernels that apply them, and none that do not.
-#[test]
-fn attention_with_work_on_scores_is_one_kernel() {
-    let compiler = compiler();
-    let (mut cases, mut turn) = (Vec::new(), 0);
-    let with: [fn(&mut ScoreWork); 4] = [
-        |work| (work.soft_cap, work.window) = (Some(30.0), Some(128)),
-        |work| work.documents = true,
-        |work| (work.slopes, work.bias) = (true, true),
-        |work| *work = ScoreWork { soft_cap: Some(2.0), slopes: true, bias: true, window: Some(64), documents: true },
-    ];
-    for change in with {
-        for (dtype, width) in
-            [(Dtype::Bf16, 64), (Dtype::F16, 128), (Dtype::Bf16, 256), (Dtype::F32, 64), (Dtype::F32, 96)]
-        {
-            let op = find("attention").with(|a| change(&mut a.scores));
-            let heads = Heads { positions: 1024, width };
-            let types = op.operand_types_of(&Sizes { heads, ..Sizes::new(2048, 768, dtype) });
-            let arch = [Arch::Sm90a, Arch::Sm80, Arch::Sm89][turn % 3];
-            turn += 1;
-            let forward = sources(&op.graph(&types).unwrap(), arch, Strategy::Greedy);
-            let backward = sources(&op.backward_graph(&types).unwrap(), arch, Strategy::Greedy);
-            let names: Vec<&str> = forward.iter().chain(&backward).map(|source| source.name.as_str()).collect();
-            let first = if dtype == Dtype::F32 { "attention" } else { "attention_tensor" };
-            assert!(names.contains(&first) && !names.contains(&"attention_hopper"), "{op:?} {dtype}: {names:?}");
-            cases.extend(forward.into_iter().chain(backward).map(|source| {
-                let label = format!("{op:?} of {width} in {dtype}, {}", source.name);
-                Case { label, source, arch, ready_made: true }
-            }));
-        }
-    }
-    let failures = compiler.as_ref().map_or(Vec::new(), |compiler| compile(compiler, cases));
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 /// For rows that a part of a warp, a warp or a block holds, and for those that nobody does; the usual ones on every architecture.
