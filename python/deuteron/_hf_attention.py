@@ -17,14 +17,14 @@ from ._types import Mask
 NAME = "deuteron"
 
 # What changes the result and is not computed here.
-REFUSED = ("softcap", "position_bias", "s_aux", "sinks", "cache")
+REFUSED = ("s_aux", "sinks", "cache")
 
 
 def register_attention() -> None:
     """Registers `attn_implementation="deuteron"` with transformers, for every model that selects its attention by name.
 
-    Masks are those of `sdpa`. As with `sdpa`, attention weights are not returned; options that are not
-    supported (`softcap`, a position bias, attention sinks, paged caches) raise a `ValueError`.
+    Masks are those of `sdpa`. A soft cap, a sliding window and a position bias are part of the kernel. As with `sdpa`, attention weights are
+    not returned; options that are not supported (attention sinks, paged caches) raise a `ValueError`.
 
     >>> import deuteron, torch, transformers
     >>> deuteron.register_attention()
@@ -57,5 +57,17 @@ def attention_forward(
     # One query is the last of its sequence, and sees all keys.
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1
     mask: Mask[torch.Tensor] = attention_mask if attention_mask is not None else "causal" if causal else "full"
-    y: torch.Tensor = functions.attention(query, key, value, mask=mask, p=dropout, scale=scaling)
+    # A mask hides what is beyond the window too; without one all queries have the keys before them.
+    window = keywords.get("sliding_window") if causal and query.shape[2] == key.shape[2] else None
+    y: torch.Tensor = functions.attention(
+        query,
+        key,
+        value,
+        mask=mask,
+        p=dropout,
+        scale=scaling,
+        window=window,
+        soft_cap=keywords.get("softcap"),
+        bias=keywords.get("position_bias"),
+    )
     return y.transpose(1, 2).contiguous(), None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, Callable, Literal, Optional, Sequence, Union
+from typing import Any, Callable, Literal, NamedTuple, Optional, Sequence, Union
 
 from . import _call
 
@@ -203,6 +203,82 @@ def _added(name: str, mask: Tensor, like: Tensor) -> Tensor:
             f"{name}: `mask`: expected truth values (true: attend) or floats that are added to the scores, got {mask.dtype}"
         )
     return mask
+
+
+class ScoreWork(NamedTuple):
+    """Operands of masks and of work on scores, in the engine's order, and which of slopes, a bias and documents there are."""
+
+    operands: list[Tensor]
+    flags: tuple[str, str, str]
+
+
+def score_work(
+    mask: Mask,
+    added: tuple[str, list[Tensor]],
+    lengths: Sequence[int],
+    slopes: Optional[Tensor],
+    bias: Optional[Tensor],
+    documents: Optional[Tensor],
+    cu_seqlens: Optional[Tensor],
+) -> ScoreWork:
+    """The operands of attention after its values: what a mask adds, slopes, a bias, documents."""
+    operands: list[Tensor] = list(added[1])
+    if cu_seqlens is not None:
+        if documents is not None:
+            raise ValueError("attention: expected `documents` or `cu_seqlens`, got both")
+        documents = _documents_of(cu_seqlens, lengths[-1])
+    if slopes is not None:
+        shape = shape_of("attention", "slopes", slopes)
+        if len(shape) == 1:
+            slopes = slopes.reshape((shape[0], 1, 1))
+        operands.append(_single(slopes))
+    if bias is not None and operands[:1] and added[0] == "additive":
+        # Two things that are added are one.
+        operands[0], bias = operands[0] + bias, None
+    if bias is not None:
+        operands.append(bias)
+    if documents is not None:
+        operands.append(documents)
+    flags = [str(operand is not None).lower() for operand in (slopes, bias, documents)]
+    return ScoreWork(operands, (flags[0], flags[1], flags[2]))
+
+
+def check_score_limits(
+    mask: Mask, lengths: Sequence[int], keys: tuple[int, ...], window: Optional[int], soft_cap: Optional[float], work: ScoreWork
+) -> tuple[Union[float, str], Union[int, str]]:
+    """The soft cap and the window as the engine takes them."""
+    placed = window is not None or work.flags[0] == "true" or work.flags[2] == "true"
+    square = len(set(lengths)) < 2 and lengths[-1:] == keys
+    if placed and isinstance(mask, str) and mask == "causal" and not square:
+        raise ValueError(
+            "attention: expected as many keys as queries with mask='causal' beside a window, slopes or documents, got "
+            f"{list(keys)} and {list(lengths[:1])}; with mask='causal_from_end' the last query's own key is the last"
+        )
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        raise ValueError(f"attention: expected a window of at least 1, got {window!r}")
+    if soft_cap is not None and not 1e-30 <= soft_cap <= 1e30:
+        raise ValueError(f"attention: expected a soft_cap above 0, got {soft_cap!r}")
+    return ("none" if soft_cap is None else float(soft_cap), "none" if window is None else window)
+
+
+def _single(slopes: Tensor) -> Tensor:
+    """Slopes as float32, which the engine takes beside operands of any dtype."""
+    if _is_torch(slopes):
+        return slopes.float()
+    return slopes if _is_traced(slopes) or str(slopes.dtype) == "float32" else slopes.astype("float32")
+
+
+def _documents_of(cu_seqlens: Tensor, tokens: int) -> Tensor:
+    """The sequence of each token of a row, where sequences start at all numbers but the last, which is the end of the last."""
+    if _is_torch(cu_seqlens):
+        torch = sys.modules["torch"]
+        places = torch.arange(tokens, device=cu_seqlens.device)
+        return torch.bucketize(places, cu_seqlens.contiguous(), right=True, out_int32=True)
+    if _is_traced(cu_seqlens):
+        raise TypeError("attention: expected `documents` of a traced function, got `cu_seqlens`")
+    import numpy
+
+    return numpy.searchsorted(numpy.asarray(cu_seqlens), numpy.arange(tokens), side="right").astype(numpy.int32)
 
 
 def _triangle(like: Tensor, queries: int, keys: int) -> Tensor:

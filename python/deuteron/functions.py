@@ -15,8 +15,8 @@ from typing import Any, Optional, Sequence, Union
 from . import _call
 from ._losses import assembled, check_options
 from ._native import Program
-from ._operands import Activation, MaskWord, Norm, Reduction, bias_of_norm, check_probability, keys_seen, mask_of, mask_word
-from ._operands import op_text, seed_of, shape_of
+from ._operands import Activation, MaskWord, Norm, Reduction, ScoreWork, bias_of_norm, check_probability, check_score_limits
+from ._operands import keys_seen, mask_of, mask_word, op_text, score_work, seed_of, shape_of
 from ._types import Mask, Tensor
 
 __all__ = [
@@ -463,6 +463,12 @@ def attention(
     seed: Union[None, int, Tensor] = None,
     training: bool = True,
     scale: Optional[float] = None,
+    window: Optional[int] = None,
+    soft_cap: Optional[float] = None,
+    slopes: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    documents: Optional[Tensor] = None,
+    cu_seqlens: Optional[Tensor] = None,
 ) -> Tensor:
     """`dropout(softmax(scale * q k^T + mask)) v` over `[batch, heads, sequence, features]`. Keys and values may have fewer heads, each
     shared by equally many query heads; the scale is `1 / sqrt(features)` unless one is given.
@@ -470,6 +476,11 @@ def attention(
     `mask` is `"causal"` (query `i` sees the keys up to `i`, as torch's `is_causal`), `"causal_from_end"` (the last query sees all keys:
     it differs if there are more keys than queries), `"full"` or None, booleans (true: attend) or floats that are added.
     A query that may see no key gives zeros.
+
+    Scores `s` are changed before the softmax, in this order: `soft_cap * tanh(s / soft_cap)`; plus `slopes [heads]` times the distance
+    `key - query`, which is ALiBi; plus `bias`, which broadcasts to `[batch, heads, queries, keys]`. A key `window` positions or more from the
+    query's own is hidden, on both sides, and so is a key of another document: `documents [keys]` or `[batch, keys]` are whole numbers. Instead of
+    them `cu_seqlens` says where sequences start that lie one after the other in one row: `[0, .., keys]`. The last query's own key is the last.
 
     >>> import numpy, deuteron
     >>> q = numpy.zeros((1, 1, 2, 2), "float32")
@@ -487,10 +498,20 @@ def attention(
             raise ValueError(f"attention: expected heads of q to be a multiple of those of k, got {queries[1]} and {keys[1]}")
         group = max(queries[1] // keys[1], 1)
     seen: Sequence[Any] = keys_seen(mask, q, k, v)
-    added: tuple[str, list[Any]] = mask_of("attention", mask, q, (*queries[-2:-1], *shape_of("attention", "k", seen[0])[-2:-1]))
+    lengths = (*queries[-2:-1], *shape_of("attention", "k", seen[0])[-2:-1])
+    added: tuple[str, list[Any]] = mask_of("attention", mask, q, lengths)
     seeds: list[Any] = [seed_of("attention", q, seed, p)] if p > 0.0 else []
     factor = "none" if scale is None else scale
-    return _run("attention", [q, *seen, *added[1], *seeds], "scale mask p group", (factor, added[0], p, group))
+    if window is soft_cap is slopes is bias is documents is cu_seqlens is None:
+        return _run("attention", [q, *seen, *added[1], *seeds], "scale mask p group", (factor, added[0], p, group))
+    work: ScoreWork = score_work(mask, added, lengths, slopes, bias, documents, cu_seqlens)
+    limits: tuple[Any, Any] = check_score_limits(mask, lengths, tuple(keys[-2:-1]), window, soft_cap, work)
+    return _run(
+        "attention",
+        [q, *seen, *work.operands, *seeds],
+        "scale mask p group soft_cap window slopes bias documents",
+        (factor, added[0], p, group, *limits, *work.flags),
+    )
 
 
 def attention_add_norm(

@@ -9,10 +9,10 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use deuteron_attention::Attention;
 use deuteron_attention::cpu::{
     Backward, Forward, Heads, Inputs, Output, Scratch, Shared, Used, backward, combine, finish, forward,
 };
+use deuteron_attention::{Attention, ScoreRules};
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_graph::Dtype;
@@ -85,6 +85,7 @@ impl Problem {
             width: 64,
             scale: 0.125,
             causal: true,
+            scores: ScoreRules::NONE,
             dropout: None,
         };
         let layers = if queries == 1 { LAYERS } else { 1 };
@@ -128,7 +129,7 @@ impl Problem {
             let heads = self.heads(tensor);
             Heads { address: heads.address.wrapping_add(first), ..heads }
         });
-        Inputs { q: self.heads(0), k, v, mask: None, used: Used::Of(1024) }
+        Inputs { q: self.heads(0), k, v, mask: None, slopes: None, documents: None, used: Used::Of(1024) }
     }
 
     fn forward(&mut self, threads: usize, runs: usize) {

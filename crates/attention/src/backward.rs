@@ -21,12 +21,9 @@ impl AttentionKernel {
     /// The arguments of its gradient, in order.
     pub fn backward_operands(&self) -> impl Iterator<Item = BackwardOperand> + use<> {
         use AttentionOperand::{K, O, Q, V};
-        let operands = self.operands().iter().filter(|&&operand| operand != O);
+        let operands = self.operands().into_iter().filter(|&operand| operand != O);
         let gradients = [Q, K, V].map(BackwardOperand::Gradient);
-        operands
-            .map(|&operand| BackwardOperand::Operand(operand))
-            .chain([BackwardOperand::ResultGradient])
-            .chain(gradients)
+        operands.map(BackwardOperand::Operand).chain([BackwardOperand::ResultGradient]).chain(gradients)
     }
 }
 
@@ -67,12 +64,16 @@ pub(super) fn fit(draft: &Draft, link: &AttentionGradientLink) -> Option<Gradien
 /// Lowers the gradient of attention.
 pub(crate) fn lower(draft: &Draft, fit: GradientFit) -> LoweredBackward {
     let GradientFit { kernel, shape, link: AttentionGradientLink { request, result_gradient, gradients, .. } } = fit;
-    let AttentionRequest { operands: [q, k, v], added, seed, .. } = request;
+    let AttentionRequest { operands: [q, k, v], added, slopes, documents, seed, .. } = request;
     let args = kernel.backward_operands().map(|operand| match operand {
         BackwardOperand::Operand(AttentionOperand::Q) => read(draft, q),
         BackwardOperand::Operand(AttentionOperand::K) => read(draft, k),
         BackwardOperand::Operand(AttentionOperand::V) => read(draft, v),
         BackwardOperand::Operand(AttentionOperand::Mask) => read(draft, added.expect("the kernel has a mask")),
+        BackwardOperand::Operand(AttentionOperand::Slopes) => read(draft, slopes.expect("the kernel has slopes")),
+        BackwardOperand::Operand(AttentionOperand::Documents) => {
+            read(draft, documents.expect("the kernel has documents"))
+        }
         BackwardOperand::Operand(AttentionOperand::Seed) => read(draft, seed.expect("the kernel has a seed")),
         // The planner finds no gradients over a cache, and the result is no operand.
         BackwardOperand::Operand(AttentionOperand::Positions | AttentionOperand::O) => read(draft, result_gradient),

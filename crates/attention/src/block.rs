@@ -130,8 +130,8 @@ impl AttentionBlockLaunch {
 impl<T: RowArguments> AttentionBlock<T> {
     /// The arguments of a launch, as a device needs them.
     pub fn arguments(&self, launch: &AttentionBlockLaunch) -> Vec<Argument> {
-        let operands = self.attention.operands()[..self.operands()].iter().zip(&launch.args);
-        let attention = operands.map(|(&op, arg)| Argument::new(arg, self.attention.reach(&launch.attention, op)));
+        let operands = self.attention.operands().into_iter().take(self.operands()).zip(&launch.args);
+        let attention = operands.map(|(op, arg)| Argument::new(arg, self.attention.reach(&launch.attention, op)));
         let product = self.product.arguments(&launch.matmul_launch(self)).into_iter().skip(1);
         attention.chain(product).collect()
     }

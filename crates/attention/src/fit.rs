@@ -1,13 +1,14 @@
 //! Whether a kernel supports the layout of attention's operands, and its arguments.
 
 use deuteron_codegen::argument::ArgBinding;
-use deuteron_graph::{Dtype, Mask, NodeId, Op};
+use deuteron_graph::{Dtype, Mask, NodeId, Op, Shape};
 use deuteron_plan::{AttentionLink, AttentionRequest, Draft, Layout};
 
 use super::kernel::{
     AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, DropoutRule, HeadStrides,
     LoweredAttention,
 };
+use super::score::ScoreRules;
 
 /// Attention and the values it reads and makes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,7 +52,8 @@ pub(super) fn fit_layouts(
     sharing: Sharing,
 ) -> Option<(AttentionKernel, AttentionShape)> {
     let (graph, placement) = (draft.graph, draft.placement);
-    let &AttentionRequest { mask: kind, scale, p, offset, operands: [q, k, v], added, positions, seed } = request;
+    let &AttentionRequest { mask: kind, scale, p, offset, operands: [q, k, v], work, added, positions, seed, .. } =
+        request;
     let [dtype, kv] = [q, k].map(|value| graph.node(value).dtype);
     let (shape, key_shape) = (&graph.node(q).shape, &graph.node(k).shape);
     let leading = shape.rank().checked_sub(2)?;
@@ -76,6 +78,8 @@ pub(super) fn fit_layouts(
             Some(placed.layout.broadcast(&scores)).filter(|layout| readable && in_rows(layout))?
         }
     };
+    let slopes = of_heads(draft, request.slopes, &scores, Dtype::F32, 1)?;
+    let documents = of_heads(draft, request.documents, &scores, Dtype::I32, keys)?;
     if let Some(value) = positions {
         let placed = placement.get(value)?;
         let in_order = shape[0] == 1 || placed.layout.strides == [1];
@@ -87,7 +91,7 @@ pub(super) fn fit_layouts(
     }
 
     let result = Some(&result).filter(|layout| in_rows(layout))?;
-    let layouts = [heads(q, dtype)?, heads(k, kv)?, heads(v, kv)?, &added, result];
+    let layouts = [heads(q, dtype)?, heads(k, kv)?, heads(v, kv)?, &added, result, &slopes, &documents];
     let told_apart = positions.is_some();
     let split =
         if shape.elements() == 0 { Split::EMPTY } else { split(&shape[..leading], layouts, sharing, told_apart)? };
@@ -108,6 +112,7 @@ pub(super) fn fit_layouts(
             (Mask::Additive, Some(dtype)) => AttentionMask::Additive(dtype),
             (Mask::Full | Mask::Additive, _) => AttentionMask::Full,
         },
+        scores: ScoreRules::of(&work, mask_dtype),
         dropout: seed.map(|_| DropoutRule { probability: p, offset }),
         result: wanted,
     };
@@ -120,22 +125,50 @@ pub(super) fn fit_layouts(
         k: strides(K),
         v: strides(V),
         mask: strides(MASK),
+        slopes: strides(SLOPES),
+        documents: strides(DOCUMENTS),
         o: strides(O),
     };
     kernel.sized(&shape, 0).refusal().is_none().then_some(())?;
     Some((kernel, shape))
 }
 
+/// The layout over the heads of scores of an operand of this type: one number per head, or a row of numbers for all queries of a head. Zeros
+/// for one that there is not.
+fn of_heads(draft: &Draft, value: Option<NodeId>, scores: &Shape, dtype: Dtype, run: usize) -> Option<Layout> {
+    let leading = scores.rank() - 2;
+    let Some(value) = value else {
+        return Some(Layout { shape: scores.clone(), strides: vec![0; scores.rank()], offset: 0 });
+    };
+    let placed = draft.placement.get(value)?;
+    let (layout, own) = (&placed.layout, placed.layout.shape.rank());
+    // Of a row per sequence, the first axis is that of sequences; of a number per head, all are those of scores.
+    let mut strides = vec![0; scores.rank()];
+    if run == 1 {
+        for axis in 0..own.saturating_sub(2) {
+            let there = scores.rank() - own + axis;
+            strides[there] = if layout.shape[axis] == 1 { 0 } else { layout.strides[axis] };
+        }
+    } else if own == 2 && layout.shape[0] > 1 {
+        strides[0] = layout.strides[0];
+    }
+    let in_rows = run == 1 || layout.shape.cols() == 1 || layout.strides.last() == Some(&1);
+    let fits = draft.graph.node(placed.base).dtype == dtype && in_rows && leading + 2 >= own;
+    fits.then(|| Layout { shape: scores.clone(), strides, offset: layout.offset })
+}
+
 /// The arguments of attention, as [`AttentionKernel::operands`] lists them.
 pub(super) fn arguments(draft: &Draft, fit: &AttentionFit) -> Vec<ArgBinding> {
-    let AttentionRequest { operands: [q, k, v], added, positions, seed, .. } = fit.request;
+    let AttentionRequest { operands: [q, k, v], added, positions, slopes, documents, seed, .. } = fit.request;
     let read = |value: NodeId| read(draft, value);
-    let args = fit.kernel.operands().iter().map(|operand| match operand {
+    let args = fit.kernel.operands().into_iter().map(|operand| match operand {
         AttentionOperand::Q => read(q),
         AttentionOperand::K => read(k),
         AttentionOperand::V => read(v),
         AttentionOperand::Mask => read(added.expect("the kernel has a mask")),
         AttentionOperand::Positions => read(positions.expect("the kernel has positions")),
+        AttentionOperand::Slopes => read(slopes.expect("the kernel has slopes")),
+        AttentionOperand::Documents => read(documents.expect("the kernel has documents")),
         AttentionOperand::Seed => read(seed.expect("the kernel has a seed")),
         AttentionOperand::O => ArgBinding::whole(draft.graph, fit.result, 0, true),
     });
@@ -183,16 +216,19 @@ const K: usize = 1;
 const V: usize = 2;
 const MASK: usize = 3;
 const O: usize = 4;
+const SLOPES: usize = 5;
+const DOCUMENTS: usize = 6;
+const OPERANDS: usize = 7;
 
 /// A leading axis: its size, and the stride of each operand.
 #[derive(Clone, Copy)]
 struct Axis {
     size: usize,
-    strides: [usize; 5],
+    strides: [usize; OPERANDS],
 }
 
 impl Axis {
-    const ONE: Axis = Axis { size: 1, strides: [0; 5] };
+    const ONE: Axis = Axis { size: 1, strides: [0; OPERANDS] };
 
     /// Whether an operand continues where `inner` ends.
     fn continues(&self, inner: &Axis, operand: usize) -> bool {
@@ -214,13 +250,13 @@ impl Split {
 
 /// Merges axes that are contiguous in every operand; `None` if more than two are left. The first axis is kept as the
 /// sequences if those are `told_apart`.
-fn split(sizes: &[usize], layouts: [&Layout; 5], sharing: Sharing, told_apart: bool) -> Option<Split> {
+fn split(sizes: &[usize], layouts: [&Layout; OPERANDS], sharing: Sharing, told_apart: bool) -> Option<Split> {
     let axis = |at: usize| Axis { size: sizes[at], strides: layouts.map(|layout| layout.strides[at]) };
     let mut axes: Vec<Axis> = Vec::new();
     for at in (usize::from(told_apart)..sizes.len()).filter(|&at| sizes[at] != 1) {
         let (axis, size) = (axis(at), sizes[at]);
         match axes.last_mut() {
-            Some(last) if (0..5).all(|operand| last.continues(&axis, operand)) => {
+            Some(last) if (0..OPERANDS).all(|operand| last.continues(&axis, operand)) => {
                 *last = Axis { size: last.size * size, ..axis };
             }
             _ => axes.push(axis),
@@ -231,7 +267,7 @@ fn split(sizes: &[usize], layouts: [&Layout; 5], sharing: Sharing, told_apart: b
     if sharing == Sharing::Groups && head.size > 1 && head.strides[K] == 0 && head.strides[V] == 0 {
         // Heads that share keys: with the axis before them they are all heads.
         let outer = axes.last().copied().unwrap_or(Axis::ONE);
-        if axes.is_empty() || [Q, MASK, O].iter().all(|&operand| outer.continues(&head, operand)) {
+        if axes.is_empty() || [Q, MASK, O, SLOPES, DOCUMENTS].iter().all(|&operand| outer.continues(&head, operand)) {
             axes.pop();
             group = head.size;
             head.size *= outer.size;

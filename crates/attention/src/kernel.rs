@@ -3,6 +3,7 @@
 use deuteron_codegen::argument::{ArgBinding, Argument, strided_reach};
 use deuteron_graph::Dtype;
 
+use super::score::ScoreRules;
 use super::{Attention, Dropout};
 
 /// The compile-time parameters of attention.
@@ -20,6 +21,8 @@ pub struct AttentionKernel {
     pub scale: f32,
     /// the mask
     pub mask: AttentionMask,
+    /// work on the scores before their softmax
+    pub scores: ScoreRules,
     /// dropout of the probabilities
     pub dropout: Option<DropoutRule>,
     /// the kind of result
@@ -42,7 +45,7 @@ pub enum AttentionMask {
     Full,
     /// keys beyond the query's position, counted from the end
     Causal,
-    /// keys hidden by an argument of this type that is added to the scores
+    /// keys hidden by an argument of this type that is added to the scores, as a bias is beside another mask
     Additive(Dtype),
     /// keys beyond the query's position, with an argument for the position of each sequence's first query
     Cached,
@@ -70,6 +73,10 @@ pub enum AttentionOperand {
     Mask,
     /// an `i32` for each sequence: the position of its first query
     Positions,
+    /// an `f32` for each head: what it adds to a score by the distance of the key
+    Slopes,
+    /// an `i32` for each key: its document
+    Documents,
     /// one `i32`: first word of the generator's key
     Seed,
     /// the result
@@ -78,32 +85,39 @@ pub enum AttentionOperand {
 
 impl AttentionKernel {
     /// Its arguments, in order.
-    pub fn operands(&self) -> &'static [AttentionOperand] {
-        use AttentionOperand::{K, Mask, O, Positions, Q, Seed, V};
-        if self.result == AttentionResult::Probabilities {
-            return match self.mask {
-                AttentionMask::Full | AttentionMask::Causal => &[Q, K, O],
-                AttentionMask::Additive(_) => &[Q, K, Mask, O],
-                AttentionMask::Cached => &[Q, K, Positions, O],
-            };
-        }
-        match (self.mask, self.dropout) {
-            (AttentionMask::Full | AttentionMask::Causal, None) => &[Q, K, V, O],
-            (AttentionMask::Full | AttentionMask::Causal, Some(_)) => &[Q, K, V, Seed, O],
-            (AttentionMask::Additive(_), None) => &[Q, K, V, Mask, O],
-            (AttentionMask::Additive(_), Some(_)) => &[Q, K, V, Mask, Seed, O],
-            (AttentionMask::Cached, None) => &[Q, K, V, Positions, O],
-            (AttentionMask::Cached, Some(_)) => &[Q, K, V, Positions, Seed, O],
+    pub fn operands(&self) -> Vec<AttentionOperand> {
+        use AttentionOperand::{Documents, K, Mask, O, Positions, Q, Seed, Slopes, V};
+        let values = self.result == AttentionResult::Values;
+        let all = [
+            (Q, true),
+            (K, true),
+            (V, values),
+            (Mask, self.added().is_some()),
+            (Positions, self.mask == AttentionMask::Cached),
+            (Slopes, self.scores.slopes),
+            (Documents, self.scores.documents),
+            (Seed, values && self.dropout.is_some()),
+            (O, true),
+        ];
+        all.into_iter().filter(|(_, is_there)| *is_there).map(|(operand, _)| operand).collect()
+    }
+
+    /// The storage of what is added to the scores, if anything is.
+    pub fn added(&self) -> Option<Dtype> {
+        match self.mask {
+            AttentionMask::Additive(dtype) => Some(dtype),
+            AttentionMask::Full | AttentionMask::Causal | AttentionMask::Cached => self.scores.bias,
         }
     }
 
     /// The storage type of an argument.
     pub fn operand_dtype(&self, operand: AttentionOperand) -> Dtype {
-        match (operand, self.mask) {
-            (AttentionOperand::Seed | AttentionOperand::Positions, _) => Dtype::I32,
-            (AttentionOperand::Mask, AttentionMask::Additive(dtype)) => dtype,
-            (AttentionOperand::K | AttentionOperand::V, _) => self.kv,
-            (_, _) => self.dtype,
+        match operand {
+            AttentionOperand::Seed | AttentionOperand::Positions | AttentionOperand::Documents => Dtype::I32,
+            AttentionOperand::Slopes => Dtype::F32,
+            AttentionOperand::Mask => self.added().unwrap_or(self.dtype),
+            AttentionOperand::K | AttentionOperand::V => self.kv,
+            AttentionOperand::Q | AttentionOperand::O => self.dtype,
         }
     }
 
@@ -130,6 +144,7 @@ impl AttentionKernel {
             width: self.width,
             scale: self.scale,
             causal: matches!(self.mask, AttentionMask::Causal | AttentionMask::Cached),
+            scores: self.scores,
             dropout: self.dropout.map(dropout),
         }
     }
@@ -142,6 +157,7 @@ impl AttentionKernel {
             AttentionMask::Additive(_) => "masked ",
             AttentionMask::Cached => "cached ",
         };
+        let scores = self.scores.describe();
         let group = if self.group > 1 { format!(", {} heads a key head", self.group) } else { String::new() };
         let dropout = self.dropout.map_or(String::new(), |rule| format!(", dropout {}", rule.probability));
         let (dtype, width) = (self.dtype, self.width);
@@ -150,7 +166,7 @@ impl AttentionKernel {
             AttentionResult::Values => "attention by online softmax",
             AttentionResult::Probabilities => "probabilities of attention",
         };
-        format!("{mask}{what}, heads of {width}{group}{dropout}, {dtype} in and out{keys}, f32 sums")
+        format!("{mask}{what}, heads of {width}{group}{scores}{dropout}, {dtype} in and out{keys}, f32 sums")
     }
 }
 
@@ -173,6 +189,10 @@ pub struct AttentionShape {
     pub v: HeadStrides,
     /// of the mask, by query; zeros without one
     pub mask: HeadStrides,
+    /// of slopes, one per head; zeros without them
+    pub slopes: HeadStrides,
+    /// of documents, a row of keys; zeros without them
+    pub documents: HeadStrides,
     /// of the result
     pub o: HeadStrides,
 }
@@ -202,8 +222,8 @@ pub struct LoweredAttention {
 impl LoweredAttention {
     /// Its arguments, as a device needs them.
     pub fn arguments(&self) -> Vec<Argument> {
-        let operands = self.kernel.operands().iter().zip(&self.args);
-        operands.map(|(&operand, arg)| Argument::new(arg, self.kernel.reach(&self.shape, operand))).collect()
+        let operands = self.kernel.operands().into_iter().zip(&self.args);
+        operands.map(|(operand, arg)| Argument::new(arg, self.kernel.reach(&self.shape, operand))).collect()
     }
 }
 
@@ -219,6 +239,8 @@ impl AttentionKernel {
             AttentionOperand::V => ([batch, key_heads, keys], shape.v, self.width),
             AttentionOperand::Mask => ([batch, heads, queries], shape.mask, keys),
             AttentionOperand::O => ([batch, heads, queries], shape.o, self.result_row(shape)),
+            AttentionOperand::Slopes => ([batch, heads, 1], shape.slopes, 1),
+            AttentionOperand::Documents => ([batch, heads, 1], shape.documents, keys),
             AttentionOperand::Positions => return batch,
             AttentionOperand::Seed => return 1,
         };

@@ -8,6 +8,8 @@
 //!   keys `j <= i + used - queries`. In a cache each sequence has a number of its own: `used = position + queries`, where
 //!   `position` is that of its first query.
 //! - An additive mask is read at `[batch, head, query, key]`, keys contiguous; a stride of 0 repeats.
+//! - Work on scores (`score.rs`): a soft cap, slopes by distance, a bias, a window, documents. Tiles of keys that a window or documents hide from all
+//!   queries of a tile are skipped.
 //! - Dropout: Philox under key `(seed, offset)`, element index `((batch * heads + head) * queries + query) * keys + key`.
 //!   The sum of the softmax is over all probabilities, kept or not.
 //! - Keys and values may be stored in another type than the rest, as in a cache; backward takes one type.
@@ -16,8 +18,8 @@
 //!   product with `v`; nothing else is rounded before the result. Backward never rounds them, but on a GPU's
 //!   matrix units, where also the slopes of scores are rounded for the products with `q` and `k`.
 //! - A row that sees no key, or only scores of `-inf`, gives zeros and a logsumexp of `-inf`; its gradients are 0.
-//!   A key that causality or `used` hides is not seen: NaN there does not reach the row. One that an additive `-inf`
-//!   hides has probability 0, and 0 times NaN is NaN. A score of NaN or `+inf` makes its row NaN.
+//!   A key that causality or `used` hides is not seen: NaN there does not reach the row. One that an additive `-inf`, a window or
+//!   documents hide has probability 0, and 0 times NaN is NaN, unless its whole tile is skipped. A score of NaN or `+inf` makes its row NaN.
 //! - On CUDA the probabilities alone can be the result, `o: [batch, heads, queries, keys]`: there a row with a score of NaN or `+inf` is
 //!   NaN whole, and hidden keys of other rows are zeros.
 //! - Traffic: a task reads its queries once and all keys and values that it sees once; backward reads `q, o, do` once a
@@ -37,6 +39,7 @@ pub mod fit;
 pub mod kernel;
 pub mod norm;
 pub mod rows;
+pub mod score;
 
 #[cfg(test)]
 #[allow(unsafe_code)]
@@ -48,6 +51,7 @@ pub use backward::BackwardOperand;
 pub use block::AttentionBlock;
 pub use kernel::{AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, HeadStrides};
 pub use rows::AttentionRows;
+pub use score::ScoreRules;
 
 /// The largest width.
 pub const MAX_WIDTH: usize = 256;
@@ -75,6 +79,8 @@ pub struct Attention {
     pub scale: f32,
     /// Whether a query sees only keys up to its own position.
     pub causal: bool,
+    /// Work on the scores.
+    pub scores: ScoreRules,
     /// Dropout of the probabilities.
     pub dropout: Option<Dropout>,
 }

@@ -3,7 +3,7 @@
 //! An op is an entry of a table (`row_ops.rs`, `matmul_ops.rs`) and values of its attributes. Everything about an op
 //! is in its entry.
 
-use deuteron_graph::{Activation, Callee, CompositeKind, Dtype, Gelu, Graph, Mask, NodeId, Op};
+use deuteron_graph::{Activation, Callee, CompositeKind, Dtype, Gelu, Graph, Mask, NodeId, Op, ScoreWork};
 use deuteron_plan::Strategy;
 
 mod build;
@@ -82,6 +82,8 @@ pub struct Attributes {
     pub mask: Mask,
     /// factor of the scores, 1 if there is none
     pub scale: Option<f64>,
+    /// work on the scores of attention
+    pub scores: ScoreWork,
     /// heads of queries that share a head of keys
     pub group: usize,
     /// whether a value and its gate are the halves of one tensor

@@ -1,7 +1,7 @@
 //! GPT-2 as a graph. Weights are inputs, named as in published checkpoints; matrices are `[in, out]`. Int8 matrices are `[out, in]`,
 //! followed by one scale per row.
 
-use deuteron::{Composite, Dtype, Graph, GraphError, Mask, NodeId, Quantized, differentiate};
+use deuteron::{Composite, Dtype, Graph, GraphError, Mask, NodeId, Quantized, ScoreWork, differentiate};
 
 use crate::config::Config;
 use crate::weights::Weights;
@@ -347,7 +347,7 @@ impl<'a> Builder<'a> {
     fn attended(&mut self, [q, k, v]: [NodeId; 3], scale: f64) -> Result<NodeId, GraphError> {
         let Some(dropout) = &mut self.dropout else { return self.graph.attention(q, k, v, Mask::Causal, scale) };
         let (seed, p, offset) = dropout.mask();
-        let composite = Composite::Attention { mask: Mask::Causal, scale, p, offset };
+        let composite = Composite::Attention { mask: Mask::Causal, scale, p, offset, work: ScoreWork::NONE };
         Ok(self.graph.call(composite, &[q, k, v, seed])?[0])
     }
 

@@ -2,7 +2,7 @@
 
 use crate::activation::{Activation, Gelu};
 use crate::block::Block;
-use crate::composite::{Composite, Mask};
+use crate::composite::{Composite, Mask, ScoreWork};
 use crate::dtype::Dtype;
 use crate::error::GraphError;
 use crate::graph::{Graph, is_name, readable};
@@ -48,6 +48,25 @@ pub struct CrossEntropyResult {
     pub loss: NodeId,
     /// log of the sum of exponentials of each row, `f32`
     pub logsumexp: NodeId,
+}
+
+/// What is done to the scores of attention; by default nothing. See [`ScoreWork`].
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ScoreOptions {
+    /// `cap tanh(s / cap)`
+    pub soft_cap: Option<f64>,
+    /// hides keys this many positions or more from the query's own
+    pub window: Option<usize>,
+    /// the operand of an additive mask
+    pub mask: Option<NodeId>,
+    /// the operand of a cached mask
+    pub positions: Option<NodeId>,
+    /// adds `slope (key - position)`: `f32[heads, 1, 1]`
+    pub slopes: Option<NodeId>,
+    /// added to the scores, which it broadcasts to
+    pub bias: Option<NodeId>,
+    /// hides keys of other documents: `i32[keys]` or `i32[batch, keys]`
+    pub documents: Option<NodeId>,
 }
 
 /// The cost of an opaque operation.
@@ -317,14 +336,30 @@ impl Graph {
 
     /// `softmax(scale q k^T + mask) v` over `[batch, heads, sequence, features]`.
     pub fn attention(&mut self, q: NodeId, k: NodeId, v: NodeId, mask: Mask, scale: f64) -> Value {
-        self.call_one(Composite::Attention { mask, scale, p: 0.0, offset: 0 }, &[q, k, v])
+        self.worked_attention([q, k, v], mask, scale, ScoreOptions::default())
+    }
+
+    /// The same with work on the scores before the softmax: a soft cap, slopes, a bias, a window, documents.
+    pub fn worked_attention(&mut self, operands: [NodeId; 3], mask: Mask, scale: f64, scores: ScoreOptions) -> Value {
+        let ScoreOptions { soft_cap, window, mask: added, positions, slopes, bias, documents } = scores;
+        let work = ScoreWork {
+            soft_cap,
+            window,
+            slopes: slopes.is_some(),
+            bias: bias.is_some(),
+            documents: documents.is_some(),
+        };
+        let composite = Composite::Attention { mask, scale, p: 0.0, offset: 0, work };
+        let rest = [added, positions, slopes, bias, documents].into_iter().flatten();
+        let inputs: Vec<NodeId> = operands.into_iter().chain(rest).collect();
+        self.call_one(composite, &inputs)
     }
 
     /// The same over a cache `k, v: [batch, heads, capacity, features]`: query `i` of sequence `b` sees key `j` iff
     /// `j <= positions[b] + i`.
     pub fn cached_attention(&mut self, [q, k, v]: [NodeId; 3], positions: NodeId, scale: f64) -> Value {
-        let composite = Composite::Attention { mask: Mask::Cached, scale, p: 0.0, offset: 0 };
-        self.call_one(composite, &[q, k, v, positions])
+        let options = ScoreOptions { positions: Some(positions), ..ScoreOptions::default() };
+        self.worked_attention([q, k, v], Mask::Cached, scale, options)
     }
 
     /// Rows as `i8` with a scale per row.

@@ -1,11 +1,11 @@
 //! Calls of composites: operands and attributes are checked, then the expansion is appended.
 
-use crate::composite::{Composite, Mask};
+use crate::composite::{Composite, Mask, ScoreWork};
 use crate::dtype::Dtype;
 use crate::error::GraphError;
 use crate::expand::Expansion;
 use crate::graph::Graph;
-use crate::node::NodeId;
+use crate::node::{Node, NodeId};
 use crate::shape::Shape;
 
 /// A mask of truth values or integers would be added as 0 and 1.
@@ -91,19 +91,26 @@ impl Graph {
                     }
                     _ => ensure(dtype(1) == dtype(0), "operands of one dtype")?,
                 }
-                let positions = match composite {
-                    Composite::AttentionScores { mask: Mask::Cached, .. } => 2,
-                    Composite::Attention { mask: Mask::Cached, .. } => 3,
-                    Composite::AttentionScores { mask: Mask::Additive, .. } => {
-                        return ensure(dtype(2).is_float(), FLOAT_MASK);
-                    }
-                    Composite::Attention { mask: Mask::Additive, .. } => {
-                        return ensure(dtype(3).is_float(), FLOAT_MASK);
-                    }
+                let (mask, next) = match composite {
+                    Composite::Attention { mask, .. } => (*mask, 3),
+                    Composite::AttentionScores { mask, .. } => (*mask, 2),
                     _ => return Ok(()),
                 };
-                let given = q.rank() >= 3 && dtype(positions) == Dtype::I32 && shape(positions)[..] == q[..1];
-                ensure(given, "q [batch, .., m, d] and an i32 position for each sequence")
+                match mask {
+                    Mask::Full | Mask::Causal => {}
+                    Mask::Additive => ensure(dtype(next).is_float(), FLOAT_MASK)?,
+                    Mask::Cached => {
+                        let given = q.rank() >= 3 && dtype(next) == Dtype::I32 && shape(next)[..] == q[..1];
+                        ensure(given, "q [batch, .., m, d] and an i32 position for each sequence")?;
+                    }
+                }
+                match composite {
+                    Composite::Attention { work, .. } => {
+                        let first = next + matches!(mask, Mask::Additive | Mask::Cached) as usize;
+                        self.check_score_operands(work, inputs, first, &ensure)
+                    }
+                    _ => Ok(()),
+                }
             }
             Composite::Dequantize { dtype: to } => {
                 ensure(dtype(0) == Dtype::I8 && dtype(1) == Dtype::F32 && to.is_float(), "i8 rows and f32 scales")
@@ -174,6 +181,44 @@ impl Graph {
     }
 }
 
+impl Graph {
+    /// Checks the operands of the work on scores, the first of them at a position.
+    fn check_score_operands(
+        &self,
+        work: &ScoreWork,
+        inputs: &[NodeId],
+        first: usize,
+        ensure: &dyn Fn(bool, &str) -> Result<(), GraphError>,
+    ) -> Result<(), GraphError> {
+        let (q, k) = (&self.node(inputs[0]).shape, &self.node(inputs[1]).shape);
+        let (queries, keys) = (q[q.rank() - 2], k[q.rank() - 2]);
+        let scores = q.with_cols(keys);
+        let mut rest = inputs[first..].iter().map(|&id| self.node(id));
+        if work.slopes {
+            let each = rest.next().is_some_and(|slopes| {
+                let (shape, rank) = (&slopes.shape, slopes.shape.rank());
+                let flat = rank >= 2 && shape[rank - 2..] == [1, 1];
+                slopes.dtype == Dtype::F32 && flat && shape.broadcasts_to(&scores)
+            });
+            ensure(each, "f32 slopes [heads, 1, 1] that broadcast to the scores [.., heads, m, n]")?;
+        }
+        if work.bias {
+            let fits = |bias: &Node| bias.dtype.is_float() && bias.shape.broadcasts_to(&scores);
+            ensure(rest.next().is_some_and(fits), "a float bias that broadcasts to the scores [.., m, n]")?;
+        }
+        if work.documents {
+            let of_keys = |documents: &Node| {
+                let shape = &documents.shape[..];
+                let each = shape == [keys] || (q.rank() >= 3 && shape == [q[0], keys]);
+                documents.dtype == Dtype::I32 && each
+            };
+            ensure(rest.next().is_some_and(of_keys), "an i32 document for each key, [n] or [batch, n]")?;
+            ensure(queries <= keys, "at most as many queries as keys: the last key is the last query's own")?;
+        }
+        Ok(())
+    }
+}
+
 fn check_attributes(composite: &Composite) -> Result<(), GraphError> {
     let bad = |attribute, expected: &str, got: f64| {
         let (op, expected) = (composite.name().to_string(), expected.to_string());
@@ -188,6 +233,7 @@ fn check_attributes(composite: &Composite) -> Result<(), GraphError> {
         Composite::AttentionScores { scale, .. } | Composite::Attention { scale, .. } if !scale.is_finite() => {
             return bad("scale", "finite", scale);
         }
+        Composite::Attention { mask, work, .. } => return check_score_work(mask, &work),
         Composite::LinearCrossEntropy { smoothing, .. } | Composite::LinearCrossEntropyGradient { smoothing }
             if !(0.0..=1.0).contains(&smoothing) =>
         {
@@ -196,4 +242,28 @@ fn check_attributes(composite: &Composite) -> Result<(), GraphError> {
         _ => {}
     }
     Ok(())
+}
+
+fn check_score_work(mask: Mask, work: &ScoreWork) -> Result<(), GraphError> {
+    let bad = |attribute, expected: &str, got: String| {
+        Err(GraphError::Attribute { op: "attention".to_string(), attribute, expected: expected.to_string(), got })
+    };
+    // What is computed with it is an `f32`, whose inverse is one too.
+    let usable = |cap: f64| (1e-30..=1e30).contains(&cap);
+    match *work {
+        ScoreWork { soft_cap: Some(cap), .. } if !usable(cap) => {
+            bad("soft_cap", "positive, from 1e-30 to 1e30", cap.to_string())
+        }
+        ScoreWork { window: Some(0), .. } => bad("window", "at least 1: each query sees its own key", "0".to_string()),
+        ScoreWork { window: Some(window), .. } if window > 1 << 24 => {
+            bad("window", "at most 2^24, up to which positions are exact", window.to_string())
+        }
+        ScoreWork { bias: true, .. } if mask == Mask::Additive => {
+            bad("mask", "full, causal or cached beside a bias: an additive mask is a bias already", mask.to_string())
+        }
+        ScoreWork { documents: true, .. } if mask == Mask::Cached => {
+            bad("mask", "full, causal or additive beside documents: a cache holds one per sequence", mask.to_string())
+        }
+        _ => Ok(()),
+    }
 }

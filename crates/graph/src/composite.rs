@@ -27,6 +27,43 @@ impl Mask {
     }
 }
 
+/// Work on the scores of attention between their scale and their softmax, in this order: the soft cap, slopes, the bias, then what hides keys.
+/// The position of query `i` of `m` over `n` keys is `i + n - m`, or `positions[b] + i` in a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ScoreWork {
+    /// `cap tanh(s / cap)`
+    pub soft_cap: Option<f64>,
+    /// Adds `slope (key - position)`, with an operand `f32[.., 1, 1]` that broadcasts to the heads.
+    pub slopes: bool,
+    /// Adds an operand that broadcasts to the scores.
+    pub bias: bool,
+    /// Hides keys that are this many positions or more from the query's own, on both sides of it.
+    pub window: Option<usize>,
+    /// Hides keys of other documents than the query's own, with an operand `i32[keys]` or `i32[batch, keys]`: each key's document.
+    pub documents: bool,
+}
+
+impl ScoreWork {
+    /// No work.
+    pub const NONE: ScoreWork =
+        ScoreWork { soft_cap: None, slopes: false, bias: false, window: None, documents: false };
+
+    /// Whether there is any.
+    pub fn is_some(&self) -> bool {
+        *self != ScoreWork::NONE
+    }
+
+    /// Operands that it takes.
+    fn operands(&self) -> usize {
+        self.operand_words().iter().filter(|word| word.1).count()
+    }
+
+    /// The operands that it may take, in order: their words in the text form, and whether it takes them.
+    pub(crate) fn operand_words(&self) -> [(&'static str, bool); 3] {
+        [("slopes", self.slopes), ("bias", self.bias), ("documents", self.documents)]
+    }
+}
+
 /// A composite and its attributes, named in each variant's text. Operands are in the call.
 #[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,9 +88,9 @@ pub enum Composite {
     Linear { transposed: bool },
     /// `softmax(scale q k^T + mask)`. Operands: q, k `[.., s, d]`, the mask if additive, positions if cached.
     AttentionScores { mask: Mask, scale: f64 },
-    /// `dropout(softmax(scale q k^T + mask)) v`. Operands: q, k, v, the mask if additive or
-    /// positions if cached, the seed if `p > 0`.
-    Attention { mask: Mask, scale: f64, p: f64, offset: u32 },
+    /// `dropout(softmax(work(scale q k^T) + mask)) v`. Operands: q, k, v, the mask if additive or positions if cached, those of the
+    /// work on scores (slopes, bias, documents), the seed if `p > 0`.
+    Attention { mask: Mask, scale: f64, p: f64, offset: u32, work: ScoreWork },
     /// Rows as `i8` with a scale per row: `scale = absmax / 127`. A row of zeros has zeros and the scale 0; the scale of a row
     /// with a NaN or an infinity is NaN or infinite, so that what it scales is NaN. Operand: x. Results: q, scale.
     QuantizeInt8,
@@ -175,8 +212,8 @@ impl Composite {
                 let n = 2 + mask.operands();
                 (n, n)
             }
-            Composite::Attention { mask, p, .. } => {
-                let n = 3 + mask.operands() + (*p > 0.0) as usize;
+            Composite::Attention { mask, p, work, .. } => {
+                let n = 3 + mask.operands() + work.operands() + (*p > 0.0) as usize;
                 (n, n)
             }
         }

@@ -7,11 +7,13 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 mod experts;
 mod loss;
+mod scores;
 
 use crate::activation::Activation;
-use crate::composite::{Composite, Mask};
+use crate::composite::{Composite, Mask, ScoreWork};
 use crate::dtype::Dtype;
 use crate::error::GraphError;
+use crate::expand::scores::ScorePlace;
 use crate::graph::Graph;
 use crate::node::NodeId;
 use crate::op::{BinaryOp, CompareOp, ReduceOp, UnaryOp};
@@ -40,11 +42,13 @@ impl Expansion<'_> {
             }
             Composite::Linear { transposed } => self.linear(inputs, transposed),
             Composite::AttentionScores { mask, scale } => {
-                let probabilities = self.scores(inputs[0], inputs[1], inputs.get(2).copied(), mask, scale)?;
+                let probabilities = self.scores(inputs, mask, scale, &ScoreWork::NONE, &inputs[2..])?;
                 let dtype = self.graph.node(inputs[0]).dtype;
                 Ok(vec![self.cast(probabilities, dtype)?])
             }
-            Composite::Attention { mask, scale, p, offset } => self.attention(inputs, mask, scale, p, offset),
+            Composite::Attention { mask, scale, p, offset, work } => {
+                self.attention(inputs, mask, scale, &work, (p, offset))
+            }
             Composite::QuantizeInt8 => self.quantize(inputs[0], 127.0, Dtype::I8),
             Composite::QuantizeFp8 => self.quantize(inputs[0], 448.0, Dtype::F8e4m3),
             Composite::Dequantize { dtype } => {
@@ -185,22 +189,30 @@ impl Expansion<'_> {
         Ok(vec![self.cast(y, dtype)?])
     }
 
-    /// Parts: 0 scores, 1 scale and mask, 2 softmax.
-    fn scores(&mut self, q: NodeId, k: NodeId, mask: Option<NodeId>, kind: Mask, scale: f64) -> Value {
+    /// Parts: 0 scores, 1 scale, work and mask, 2 softmax. `operands` are those of mask and work.
+    fn scores(&mut self, inputs: &[NodeId], kind: Mask, scale: f64, work: &ScoreWork, operands: &[NodeId]) -> Value {
+        let (q, k) = (inputs[0], inputs[1]);
+        let (mask, operands) = match kind {
+            Mask::Additive | Mask::Cached => (operands.first().copied(), &operands[1..]),
+            Mask::Full | Mask::Causal => (None, operands),
+        };
         let k = self.cast(k, self.graph.node(q).dtype)?;
         let product = self.graph.matmul_transposed(q, k, false, true)?;
         self.graph.set_part(1);
         let wide = self.cast(product, Dtype::F32)?;
         let scale = self.constant(scale)?;
         let scaled = self.graph.mul(wide, scale)?;
+        let (bias, place) = match kind {
+            Mask::Additive => (mask, ScorePlace { positions: None, causal: false }),
+            Mask::Full => (None, ScorePlace { positions: None, causal: false }),
+            Mask::Causal => (None, ScorePlace { positions: None, causal: true }),
+            Mask::Cached => (None, ScorePlace { positions: mask, causal: true }),
+        };
+        let worked = self.score_work(scaled, work, bias, operands, &place)?;
         let masked = match (kind, mask) {
-            (Mask::Causal, _) => self.causal_mask(scaled)?,
-            (Mask::Additive, Some(mask)) => {
-                let mask = self.cast(mask, Dtype::F32)?;
-                self.graph.add(scaled, mask)?
-            }
-            (Mask::Cached, Some(positions)) => self.cached_mask(scaled, positions)?,
-            (Mask::Full | Mask::Additive | Mask::Cached, _) => scaled,
+            (Mask::Causal, _) => self.causal_mask(worked)?,
+            (Mask::Cached, Some(positions)) => self.cached_mask(worked, positions)?,
+            (Mask::Full | Mask::Additive | Mask::Cached, _) => worked,
         };
         self.graph.set_part(2);
         self.softmax(masked)
@@ -212,15 +224,12 @@ impl Expansion<'_> {
         inputs: &[NodeId],
         mask: Mask,
         scale: f64,
-        p: f64,
-        offset: u32,
+        work: &ScoreWork,
+        (p, offset): (f64, u32),
     ) -> Result<Vec<NodeId>, GraphError> {
-        let (mask_operand, rest) = match mask {
-            Mask::Additive | Mask::Cached => (Some(inputs[3]), &inputs[4..]),
-            Mask::Full | Mask::Causal => (None, &inputs[3..]),
-        };
-        let mut probabilities = self.scores(inputs[0], inputs[1], mask_operand, mask, scale)?;
-        if let Some(&seed) = rest.first() {
+        let (operands, seed) = inputs[3..].split_at(inputs.len() - 3 - (p > 0.0) as usize);
+        let mut probabilities = self.scores(inputs, mask, scale, work, operands)?;
+        if let Some(&seed) = seed.first() {
             self.graph.set_part(3);
             probabilities = self.dropout(probabilities, seed, p, offset)?;
         }

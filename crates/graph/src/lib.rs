@@ -28,8 +28,8 @@ mod verify;
 
 pub use activation::{Activation, Gelu};
 pub use block::Block;
-pub use build::{CrossEntropyResult, LayerNormResult, OpaqueCost, Quantized, RmsNormResult};
-pub use composite::{Composite, CompositeKind, Mask};
+pub use build::{CrossEntropyResult, LayerNormResult, OpaqueCost, Quantized, RmsNormResult, ScoreOptions};
+pub use composite::{Composite, CompositeKind, Mask, ScoreWork};
 pub use dtype::{Dtype, UnknownDtype, round_to_odd};
 pub use error::{GraphError, Operand};
 pub use extract::extract;

@@ -1,6 +1,6 @@
 //! The structure of a group: found once, by the rules, and read by catalogue, cost model, code generation and reports.
 
-use deuteron_graph::{Call, Callee, Composite, Mask, NodeId};
+use deuteron_graph::{Call, Callee, Composite, Mask, NodeId, ScoreWork};
 
 use crate::kind::GroupKind;
 
@@ -94,10 +94,16 @@ pub struct AttentionRequest {
     pub offset: u32,
     /// queries, keys and values; keys again in place of values where only probabilities are needed
     pub operands: [NodeId; 3],
-    /// what is added to the scores
+    /// work on the scores
+    pub work: ScoreWork,
+    /// what is added to the scores: an additive mask or the work's bias
     pub added: Option<NodeId>,
     /// the position of each sequence's first query
     pub positions: Option<NodeId>,
+    /// of each head, by the distance of a key
+    pub slopes: Option<NodeId>,
+    /// of each key
+    pub documents: Option<NodeId>,
     /// first word of the key of dropout's generator
     pub seed: Option<NodeId>,
 }
@@ -269,17 +275,26 @@ impl AttentionRequest {
     /// The parameters of a call of attention or of its scores; `None` for any other call.
     pub fn of(call: &Call) -> Option<AttentionRequest> {
         let mut rest = call.inputs.iter().copied();
-        let (mask, scale, p, offset, wants_values) = match call.callee {
-            Callee::Composite(Composite::Attention { mask, scale, p, offset }) => (mask, scale, p, offset, true),
-            Callee::Composite(Composite::AttentionScores { mask, scale }) => (mask, scale, 0.0, 0, false),
+        let (mask, scale, p, offset, work, wants_values) = match call.callee {
+            Callee::Composite(Composite::Attention { mask, scale, p, offset, work }) => {
+                (mask, scale, p, offset, work, true)
+            }
+            Callee::Composite(Composite::AttentionScores { mask, scale }) => {
+                (mask, scale, 0.0, 0, ScoreWork::NONE, false)
+            }
             Callee::Composite(_) | Callee::Primitive | Callee::Block(_) => return None,
         };
         let (q, k) = (rest.next()?, rest.next()?);
         let v = if wants_values { rest.next()? } else { k };
-        let added = if mask == Mask::Additive { Some(rest.next()?) } else { None };
-        let positions = if mask == Mask::Cached { Some(rest.next()?) } else { None };
-        let seed = if p > 0.0 { Some(rest.next()?) } else { None };
-        Some(AttentionRequest { mask, scale, p, offset, operands: [q, k, v], added, positions, seed })
+        let mut next = |is_there: bool| if is_there { rest.next().map(Some) } else { Some(None) };
+        let added = next(mask == Mask::Additive)?;
+        let positions = next(mask == Mask::Cached)?;
+        let slopes = next(work.slopes)?;
+        let added = next(work.bias)?.or(added);
+        let documents = next(work.documents)?;
+        let seed = next(p > 0.0)?;
+        let operands = [q, k, v];
+        Some(AttentionRequest { mask, scale, p, offset, operands, work, added, positions, slopes, documents, seed })
     }
 }
 

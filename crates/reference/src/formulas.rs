@@ -2,7 +2,7 @@
 //!
 //! Nothing here uses an expansion: this is the independent check that finds a wrong one.
 
-use deuteron_graph::{Activation, Composite, Dtype, Mask, Shape};
+use deuteron_graph::{Activation, Composite, Dtype, Mask, ScoreWork, Shape};
 
 use crate::array::Array;
 use crate::philox::kept;
@@ -21,8 +21,12 @@ pub fn formula(composite: &Composite, inputs: &[Array]) -> Vec<Array> {
         Composite::Geglu { kind } => vec![gated(x, &inputs[1], kind.into())],
         Composite::Dropout { p, offset } => vec![dropout(x, &inputs[1], p, offset)],
         Composite::Linear { transposed } => vec![linear(x, &inputs[1], inputs.get(2), transposed)],
-        Composite::AttentionScores { mask, scale } => vec![probabilities(x, &inputs[1], inputs.get(2), mask, scale)],
-        Composite::Attention { mask, scale, p, offset } => vec![attention(inputs, mask, scale, p, offset)],
+        Composite::AttentionScores { mask, scale } => {
+            vec![probabilities(&inputs[..2], inputs.get(2), mask, scale, &Scoring::NONE)]
+        }
+        Composite::Attention { mask, scale, p, offset, work } => {
+            vec![attention(inputs, mask, scale, &work, (p, offset))]
+        }
         Composite::QuantizeInt8 => quantize(x, 127.0, Dtype::I8),
         Composite::QuantizeFp8 => quantize(x, 448.0, Dtype::F8e4m3),
         Composite::Dequantize { .. } => vec![dequantize(x, &inputs[1])],
@@ -142,27 +146,60 @@ fn linear(x: &Array, weight: &Array, bias: Option<&Array>, transposed: bool) -> 
 }
 
 /// `softmax(scale q k^T + mask)`
-fn probabilities(q: &Array, k: &Array, additive: Option<&Array>, mask: Mask, scale: f64) -> Array {
+/// Work on scores, with its operands.
+struct Scoring<'a> {
+    work: ScoreWork,
+    slopes: Option<&'a Array>,
+    bias: Option<&'a Array>,
+    documents: Option<&'a Array>,
+}
+
+impl Scoring<'_> {
+    const NONE: Scoring<'static> = Scoring { work: ScoreWork::NONE, slopes: None, bias: None, documents: None };
+
+    /// A scaled score, at a row-major index of the scores, of a key that is so far from the query's own position.
+    fn worked(&self, score: f64, shape: &Shape, index: usize, distance: f64) -> f64 {
+        let capped = self.work.soft_cap.map_or(score, |cap| cap * (score / cap).tanh());
+        let at = |x: Option<&Array>| x.map_or(0.0, |x| broadcast_at(x, shape, index));
+        capped + at(self.slopes) * distance + at(self.bias)
+    }
+
+    /// Whether the query of a row of scores sees no key that is so far from its own position.
+    fn hides(&self, [row, rows, key, keys, own]: [usize; 5], distance: f64) -> bool {
+        let far = self.work.window.is_some_and(|window| distance.abs() >= window as f64);
+        let other = self.documents.is_some_and(|documents| {
+            let sequences = documents.values.len() / keys;
+            let first = row * sequences / rows * keys;
+            documents.values[first + own] != documents.values[first + key]
+        });
+        far || other
+    }
+}
+
+fn probabilities(operands: &[Array], additive: Option<&Array>, mask: Mask, scale: f64, scoring: &Scoring) -> Array {
+    let (q, k) = (&operands[0], &operands[1]);
     let rank = q.shape.rank();
     let (queries, keys) = (q.shape[rank - 2], k.shape[rank - 2]);
     let shape = q.shape.with_cols(keys);
     let mut values = Vec::with_capacity(shape.elements());
-    let hidden = |positions: Option<&Array>, row: usize, key: usize, query: usize| {
-        let first = |positions: &Array| positions.values[row * positions.values.len() / q.rows()];
-        positions.is_some_and(|positions| key as f64 > first(positions) + query as f64)
-    };
     for row in 0..q.rows() {
         let (batch, query) = (row / queries, row % queries);
+        // Positions, one a sequence: rows of one are neighbours.
+        let first = match (mask, additive) {
+            (Mask::Cached, Some(positions)) => positions.values[row * positions.values.len() / q.rows()],
+            _ => keys as f64 - queries as f64,
+        };
         let score = |key: usize| {
             let dot: f64 = q.row(row).iter().zip(k.row(batch * keys + key)).map(|(q, k)| q * k).sum();
+            let distance = key as f64 - (first + query as f64);
+            let index = row * keys + key;
+            let worked = scoring.worked(scale * dot, &shape, index, distance);
+            let own = (keys + query).saturating_sub(queries);
             match mask {
-                Mask::Causal if key + queries > query + keys => f64::NEG_INFINITY,
-                // Positions, one a sequence: rows of one are neighbours.
-                Mask::Cached if hidden(additive, row, key, query) => f64::NEG_INFINITY,
-                Mask::Full | Mask::Causal | Mask::Cached => scale * dot,
-                Mask::Additive => {
-                    scale * dot + additive.map_or(0.0, |mask| broadcast_at(mask, &shape, row * keys + key))
-                }
+                Mask::Causal | Mask::Cached if distance > 0.0 => f64::NEG_INFINITY,
+                _ if scoring.hides([row, q.rows(), key, keys, own], distance) => f64::NEG_INFINITY,
+                Mask::Full | Mask::Causal | Mask::Cached => worked,
+                Mask::Additive => worked + additive.map_or(0.0, |mask| broadcast_at(mask, &shape, index)),
             }
         };
         values.extend(softmax(&(0..keys).map(score).collect::<Vec<_>>()));
@@ -183,10 +220,14 @@ fn broadcast_at(x: &Array, shape: &Shape, index: usize) -> f64 {
     x.at(&own)
 }
 
-fn attention(inputs: &[Array], mask: Mask, scale: f64, p: f64, offset: u32) -> Array {
+fn attention(inputs: &[Array], mask: Mask, scale: f64, work: &ScoreWork, (p, offset): (f64, u32)) -> Array {
     let (q, k, v) = (&inputs[0], &inputs[1], &inputs[2]);
-    let additive = matches!(mask, Mask::Additive | Mask::Cached).then(|| &inputs[3]);
-    let mut weights = probabilities(q, k, additive, mask, scale);
+    let mut rest = inputs[3..].iter();
+    let mut next = |is_there: bool| if is_there { rest.next() } else { None };
+    let additive = next(matches!(mask, Mask::Additive | Mask::Cached));
+    let (slopes, bias, documents) = (next(work.slopes), next(work.bias), next(work.documents));
+    let scoring = Scoring { work: *work, slopes, bias, documents };
+    let mut weights = probabilities(&inputs[..2], additive, mask, scale, &scoring);
     if p > 0.0 {
         weights = dropout(&weights, &inputs[inputs.len() - 1], p, offset);
     }

@@ -17,6 +17,7 @@ use super::amx::Engine;
 use super::forward::stored;
 use super::product::{Product, Start};
 use super::rows::{Stored, Turn};
+use super::score::{RowsAre, ScoreTile, Scoring};
 use super::scratch::Places;
 use super::weights::{self, Part};
 use super::{Heads, Inputs, Scratch, Shared, TILE};
@@ -188,8 +189,8 @@ unsafe fn key_tile<S: Simd>(simd: S, job: &Backward, tile: KeyTile, places: Plac
         for g in 0..group {
             for query in (0..attention.queries).step_by(TILE) {
                 let rows = TILE.min(attention.queries - query);
-                let sees = attention.visible(query + rows - 1, inputs.used.by(attention, batch)) > key;
-                if seen > 0 && sees {
+                let (first, end) = attention.seen_by(query, rows, inputs.used.by(attention, batch));
+                if seen > 0 && first < key + seen && key < end {
                     let part = Part { batch, head: kv_head * group + g, query, rows, key, keys: seen };
                     query_tile(simd, job, part, gradient, &engine, places);
                 }
@@ -221,6 +222,11 @@ unsafe fn query_tile<S: Simd>(
     let row = part.head % attention.group() * attention.queries + part.query;
     // SAFETY: as for `key_tile`.
     unsafe {
+        let used = inputs.used.by(attention, part.batch);
+        let scoring = Scoring::new(attention, inputs, part, used, places);
+        if scoring.is_some_and(|scoring| scoring.parts_documents(part)) {
+            return;
+        }
         let q = stored(attention, &inputs.q, at, part.rows);
         let slope = stored(attention, &job.output_gradient, at, part.rows);
         let q_rows = q.in_place_or(simd, places.rows, padded);
@@ -257,7 +263,8 @@ unsafe fn query_tile<S: Simd>(
         simd.enter(Slopes {
             attention,
             part,
-            used: inputs.used.by(attention, part.batch),
+            used,
+            scoring,
             scores: places.scores,
             slopes: places.slopes,
             mask: inputs.mask.map(|_| places.weights.cast_const()),
@@ -304,12 +311,23 @@ struct Slopes<'a> {
     attention: &'a Attention,
     part: Part,
     used: usize,
+    scoring: Option<Scoring>,
     scores: *mut f32,
     slopes: *mut f32,
     mask: Option<*const f32>,
     kept: Option<*const f32>,
     logsumexp: *const f32,
     row_sums: *const f32,
+}
+
+impl Slopes<'_> {
+    /// The tile whose scores are worked on one vector at a time. Keys after the query are left out here.
+    #[inline(always)]
+    fn tile(&self, scoring: Scoring, added: Option<*const f32>) -> ScoreTile {
+        let Part { rows, keys, .. } = self.part;
+        let (scores, scale, rows_are, causal) = (self.scores, self.attention.scale, RowsAre::Queries, false);
+        ScoreTile { scoring, scores, rows_are, rows, lanes: keys, count: keys, scale, added, causal }
+    }
 }
 
 impl Kernel for Slopes<'_> {
@@ -320,7 +338,7 @@ impl Kernel for Slopes<'_> {
         let Part { query, rows, key, keys, .. } = self.part;
         let (scale, zero) = (simd.splat(self.attention.scale), simd.splat(0.0));
         for row in 0..rows {
-            let seen = self.attention.visible(query + row, self.used).saturating_sub(key).min(keys);
+            let seen = self.attention.seen(query + row, self.used).1.saturating_sub(key).min(keys);
             // SAFETY: within the tiles; the statistics hold a number for each row.
             unsafe {
                 let logsumexp = *self.logsumexp.add(row);
@@ -331,9 +349,13 @@ impl Kernel for Slopes<'_> {
                     let at = row * TILE + lane;
                     let left = simd.first(seen.saturating_sub(lane).min(S::WIDTH));
                     let s = simd.load(self.scores.add(at));
-                    let shifted = match self.mask {
-                        Some(mask) => simd.add(simd.mul_add(s, scale, simd.load(mask.add(at))), less),
-                        None => simd.mul_add(s, scale, less),
+                    let (shifted, derivative) = match (self.scoring, self.mask) {
+                        (Some(scoring), added) => {
+                            let [s, derivative] = scoring.at(simd, &self.tile(scoring, added), row, lane, s);
+                            (simd.add(s, less), Some(derivative))
+                        }
+                        (None, Some(mask)) => (simd.add(simd.mul_add(s, scale, simd.load(mask.add(at))), less), None),
+                        (None, None) => (simd.mul_add(s, scale, less), None),
                     };
                     let p = simd.select(left, exp(simd, shifted), zero);
                     let mut slope = simd.load(self.slopes.add(at));
@@ -343,7 +365,11 @@ impl Kernel for Slopes<'_> {
                         slope = simd.mul(slope, kept);
                         used = simd.mul(p, kept);
                     }
-                    let slope = simd.select(left, simd.mul(p, simd.sub(slope, row_sum)), zero);
+                    let mut slope = simd.mul(p, simd.sub(slope, row_sum));
+                    if let Some(derivative) = derivative {
+                        slope = simd.mul(slope, derivative);
+                    }
+                    let slope = simd.select(left, slope, zero);
                     simd.store(self.scores.add(at), used);
                     simd.store(self.slopes.add(at), slope);
                 }

@@ -9,6 +9,7 @@ use deuteron_graph::Dtype;
 
 use super::forward::{Forward, end_rows, stored, stored_keys};
 use super::rows::{Stored, sum_sixteen};
+use super::score::{RowsAre, ScoreTile, Scoring};
 use super::scratch::Places;
 use super::sizes::Task as Work;
 use super::weights::{self, Part};
@@ -33,18 +34,23 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
         std::slice::from_raw_parts_mut(places.each_row, group * queries * padded).fill(0.0);
 
         let used = inputs.used.by(attention, batch);
-        let end = attention.visible(queries - 1, used).min(work.end);
-        for key in (work.first..end).step_by(TILE) {
+        let (first, end) = attention.keys_of(&work, used);
+        for key in (first..end).step_by(TILE) {
             let keys = TILE.min(end - key);
             let k = stored_keys(attention, &inputs.k, (batch, kv_head, key), keys);
             let v = stored_keys(attention, &inputs.v, (batch, kv_head, key), keys);
             for row in 0..group * queries {
                 let (head, query) = (kv_head * group + row / queries, row % queries);
-                let seen = attention.visible(query, used).saturating_sub(key).min(keys);
-                if seen == 0 {
+                let (from, to) = attention.seen(query, used);
+                let seen = to.saturating_sub(key).min(keys);
+                if seen == 0 || from >= key + seen {
                     continue;
                 }
                 let part = Part { batch, head, query, rows: 1, key, keys: seen };
+                let scoring = Scoring::new(attention, inputs, part, used, places);
+                if scoring.is_some_and(|scoring| scoring.parts_documents(part)) {
+                    continue;
+                }
                 if let Some(mask) = &inputs.mask {
                     weights::mask(simd, mask, part, places.weights, 1);
                 }
@@ -58,6 +64,7 @@ pub(super) unsafe fn decode<S: Simd>(simd: S, forward: &Forward, output: &mut Ou
                     count: seen,
                     ahead: TILE.min(end - key - keys),
                     scale: attention.scale,
+                    scoring,
                     mask: inputs.mask.map(|_| places.weights.cast_const()),
                     kept: attention.dropout.map(|_| places.transposed.cast_const()),
                     scores: places.scores,
@@ -127,6 +134,8 @@ struct Query {
     /// Keys of the next tile.
     ahead: usize,
     scale: f32,
+    /// Work on the scores; the mask is added within it.
+    scoring: Option<Scoring>,
     mask: Option<*const f32>,
     kept: Option<*const f32>,
     scores: *mut f32,
@@ -153,6 +162,9 @@ impl<F: Format> Kernel for In<F> {
             for key in (0..query.count).step_by(16) {
                 query.dots::<S, F>(simd, key);
             }
+            if let Some(scoring) = query.scoring {
+                query.work_on(simd, scoring);
+            }
             let factor = query.softmax(simd);
             let mut at = 0;
             while at + 4 * S::WIDTH <= width {
@@ -177,7 +189,7 @@ impl Query {
             sum_sixteen(simd, |rows| self.products::<S, F>(simd, rows.map(|row| key + row)), totals.as_mut_ptr());
             for lane in (0..16).step_by(S::WIDTH) {
                 let mut score = simd.mul(simd.splat(self.scale), simd.load(totals.as_ptr().add(lane)));
-                if let Some(mask) = self.mask {
+                if let (Some(mask), None) = (self.mask, self.scoring) {
                     score = simd.add(score, simd.load(mask.add(key + lane)));
                 }
                 let seen = self.count.saturating_sub(key + lane).min(S::WIDTH);
@@ -185,6 +197,23 @@ impl Query {
                 simd.store(self.scores.add(key + lane), score);
             }
         }
+    }
+
+    /// Changes scaled scores as the work on them says. The query sees no key after these, so causality hides none of them.
+    #[inline(always)]
+    unsafe fn work_on<S: Simd>(&self, simd: S, scoring: Scoring) {
+        let tile = ScoreTile {
+            scoring,
+            scores: self.scores,
+            rows_are: RowsAre::Queries,
+            rows: 1,
+            lanes: self.count.next_multiple_of(16),
+            count: self.count,
+            scale: 1.0,
+            added: self.mask,
+            causal: false,
+        };
+        Kernel::run(tile, simd);
     }
 
     /// Products with four keys, one below the other; prefetches their values.

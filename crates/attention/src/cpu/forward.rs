@@ -11,6 +11,7 @@ use super::amx::Engine;
 use super::decode::decode;
 use super::product::{Product, Start};
 use super::rows::{Finite, Rows, Stored, Turn};
+use super::score::{RowsAre, ScoreTile, Scoring};
 use super::scratch::Places;
 use super::sizes::Task as Work;
 use super::softmax::{Diagonal, Divide, Shift, Softmax};
@@ -93,8 +94,8 @@ unsafe fn tile<S: Simd>(simd: S, forward: &Forward, output: &mut Output, work: W
         let engine = Engine::new::<S>(attention, forward.amx, lanes);
         engine.pack(simd, places.lanes, padded, places.query_pairs);
 
-        let end = attention.visible(work.query + work.rows - 1, inputs.used.by(attention, work.batch)).min(work.end);
-        for key in (work.first..end).step_by(TILE) {
+        let (first, end) = attention.keys_of(&work, inputs.used.by(attention, work.batch));
+        for key in (first..end).step_by(TILE) {
             let keys = TILE.min(end - key);
             let Work { batch, head, query, rows, .. } = work;
             let part = Part { batch, head, query, rows, key, keys };
@@ -113,6 +114,15 @@ unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Plac
     let Forward { attention, inputs, .. } = *forward;
     let (padded, lanes, width) = (attention.padded(), part.rows.next_multiple_of(16), attention.width);
     let kv_head = part.head / attention.group();
+    // SAFETY: as for `tile`.
+    let (used, scoring) = unsafe {
+        let used = inputs.used.by(attention, part.batch);
+        let scoring = Scoring::new(attention, inputs, part, used, places);
+        if scoring.is_some_and(|scoring| scoring.parts_documents(part)) {
+            return;
+        }
+        (used, scoring)
+    };
     let Places { scores, weights, transposed, maximum, sum, factor, .. } = places;
     // SAFETY: as for `tile`.
     unsafe {
@@ -136,17 +146,25 @@ unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Plac
             product.run(simd);
         }
 
-        let first =
-            (part.query + inputs.used.by(attention, part.batch)) as isize - (attention.queries + part.key) as isize;
+        let first = attention.position(part.query, used) - part.key as isize;
         let diagonal = (attention.causal && first < part.keys as isize - 1).then_some(Diagonal { first });
         let mut scale = attention.scale;
-        if inputs.mask.is_some() || diagonal.is_some() {
+        let changes = scoring.filter(|_| attention.changes(part, used));
+        if inputs.mask.is_some() || diagonal.is_some() || changes.is_some() {
             if let Some(mask) = &inputs.mask {
                 weights::mask(simd, mask, part, weights, lanes);
                 turn_weights(simd, places, lanes);
             }
             let mask = inputs.mask.map(|_| transposed.cast_const());
-            Shift { scores, keys: part.keys, lanes, scale, mask, diagonal }.run(simd);
+            match changes {
+                Some(scoring) => {
+                    let (rows_are, rows, causal) = (RowsAre::Keys, part.keys, attention.causal);
+                    let tile =
+                        ScoreTile { scoring, scores, rows_are, rows, lanes, count: lanes, scale, added: mask, causal };
+                    tile.run(simd);
+                }
+                None => Shift { scores, keys: part.keys, lanes, scale, mask, diagonal }.run(simd),
+            }
             scale = 1.0;
         }
         if let Some(dropout) = attention.dropout {

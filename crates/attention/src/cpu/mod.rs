@@ -10,6 +10,7 @@
 //! - `backward.rs`: a range of keys against all queries, a key per lane; gradients of queries are kept for each range and
 //!   added in order.
 //! - `driver/` distributes tasks to threads, `family.rs` makes kernels from groups.
+//! - `score.rs` is the work on a tile of scores.
 //! - `product.rs` is the product of `f32` tiles, `amx.rs` that of bf16 tiles.
 
 mod amx;
@@ -22,6 +23,7 @@ mod finish;
 mod forward;
 mod product;
 mod rows;
+mod score;
 mod scratch;
 mod sizes;
 mod softmax;
@@ -92,6 +94,10 @@ pub struct Inputs {
     pub v: Heads,
     /// Added to the scores.
     pub mask: Option<Mask>,
+    /// `f32[batch, heads]`, if the scores have slopes.
+    pub slopes: Option<Heads>,
+    /// `i32[batch, heads, keys]`, if there are documents.
+    pub documents: Option<Heads>,
     /// Keys in use: at most `keys`.
     pub used: Used,
 }

@@ -33,6 +33,8 @@ pub(super) struct Places {
     pub maximum: *mut f32,
     pub sum: *mut f32,
     pub factor: *mut f32,
+    /// Documents of a tile of queries, then of keys.
+    pub documents: *mut i32,
     /// Words of the random generator.
     pub random: *mut f32,
     /// A number for each query of each head of a group.
@@ -98,6 +100,7 @@ fn places(attention: &Attention, base: *mut f32) -> (Places, usize) {
         maximum: take(TILE),
         sum: take(TILE),
         factor: take(TILE),
+        documents: take(2 * TILE).cast(),
         random: take(TILE + SLACK),
         each: take(queries),
         each_sum: take(queries),

@@ -14,7 +14,7 @@ const BACKWARD_TASKS: usize = 16;
 
 /// The work of one forward task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Task {
+pub(crate) struct Task {
     pub batch: usize,
     /// The head, or the key head when decoding.
     pub head: usize,
@@ -99,23 +99,34 @@ impl Attention {
         self.row_tasks()
     }
 
-    /// Scores of one head that count.
+    /// Scores of one head that count; those that a window leaves are counted as if every query had all of it. Documents are not known.
     pub(crate) fn seen_scores(&self) -> f64 {
-        self.seen_by_last_of(1)
+        self.seen_by_last_of(1).min(self.queries as f64 * self.most_seen_by(1))
     }
 
-    /// Scores of one head that are computed: whole vectors of queries against all keys that one of their tile sees.
+    /// Scores of one head that are computed: whole vectors of queries against all keys that one of their tile sees, and with a window whole
+    /// tiles of keys.
     pub(crate) fn computed_scores(&self) -> f64 {
         if self.decodes() {
             return self.seen_scores();
         }
         let rest = (self.queries % TILE).next_multiple_of(16);
         // The last query sees all keys.
-        TILE as f64 * self.seen_by_last_of(TILE) + rest as f64 * self.keys as f64
+        let all = TILE as f64 * self.seen_by_last_of(TILE) + rest as f64 * self.keys as f64;
+        let rows = (self.queries / TILE * TILE + rest) as f64;
+        all.min(rows * self.most_seen_by(TILE))
     }
 
-    /// Keys that the last query of each whole tile of `rows` queries sees, summed over tiles. Under a causal mask these are the terms of an
-    /// arithmetic series, after the tiles that see none: there may be too many queries to iterate over.
+    /// Keys that some of so many neighbouring queries may see, at most.
+    fn most_seen_by(&self, rows: usize) -> f64 {
+        let Some(window) = self.scores.window else { return self.keys as f64 };
+        let sides = if self.causal { 1 } else { 2 };
+        // The first key is that of a tile.
+        (sides * window + 2 * (rows - 1)).min(self.keys) as f64
+    }
+
+    /// Keys that the last query of each whole tile of `rows` queries sees if there is no window, summed over tiles. Under a causal mask these are
+    /// the terms of an arithmetic series, after the tiles that see none: there may be too many queries to iterate over.
     fn seen_by_last_of(&self, rows: usize) -> f64 {
         let tiles = self.queries / rows;
         if !self.causal {
@@ -125,7 +136,7 @@ impl Attention {
         if blind >= tiles {
             return 0.0;
         }
-        let last_of = |tile: usize| self.visible(tile * rows + rows - 1, self.keys) as f64;
+        let last_of = |tile: usize| self.seen(tile * rows + rows - 1, self.keys).1 as f64;
         (tiles - blind) as f64 * (last_of(blind) + last_of(tiles - 1)) / 2.0
     }
 
@@ -154,7 +165,7 @@ impl Attention {
     }
 
     /// The task of a number.
-    pub(super) fn task(&self, index: usize) -> Task {
+    pub(crate) fn task(&self, index: usize) -> Task {
         let splits = self.splits();
         let (unit, split) = (index / splits, index % splits);
         let range = self.keys.div_ceil(splits).next_multiple_of(TILE);
@@ -176,10 +187,10 @@ impl Attention {
         (batch, head, tile * TILE, TILE.min(self.queries - tile * TILE))
     }
 
-    /// Keys that a query may see, of those in use.
-    pub(super) fn visible(&self, query: usize, used: usize) -> usize {
-        let seen = if self.causal { (query + 1 + used).saturating_sub(self.queries).min(used) } else { used };
-        seen.min(self.keys)
+    /// The tiles of keys that a task of forward goes over: the first key of the first, and the end of the last.
+    pub(crate) fn keys_of(&self, task: &Task, used: usize) -> (usize, usize) {
+        let (first, end) = self.seen_by(task.query, task.rows, used);
+        (task.first.max(first / TILE * TILE), end.min(task.end))
     }
 
     fn query_tiles(&self) -> usize {
@@ -207,10 +218,10 @@ mod tests {
             for queries in [0, 1, 4, 5, 63, 64, 65, 100, 128, 130, 300] {
                 for keys in [0, 1, 3, 17, 64, 65, 129, 299, 1000] {
                     let attention = Attention { causal, ..plain(Dtype::F32, [1, 1], [queries, keys, 8]) };
-                    let seen: usize = (0..queries).map(|query| attention.visible(query, keys)).sum();
+                    let seen: usize = (0..queries).map(|query| attention.seen(query, keys).1).sum();
                     let tile = |first: usize| {
                         let rows = TILE.min(queries - first);
-                        rows.next_multiple_of(16) * attention.visible(first + rows - 1, keys)
+                        rows.next_multiple_of(16) * attention.seen(first + rows - 1, keys).1
                     };
                     let tiles: usize = (0..queries).step_by(TILE).map(tile).sum();
                     let computed = if attention.decodes() { seen } else { tiles };

@@ -111,6 +111,9 @@ impl fmt::Display for ForwardVariant {
 pub fn refusal(kernel: &AttentionKernel, shape: &AttentionShape) -> Option<&'static str> {
     match () {
         () if shape.queries > MAX_POSITIONS || shape.keys > MAX_POSITIONS => Some("expected at most 2^30 positions"),
+        () if kernel.scores.is_some() => {
+            Some("expected scores without a soft cap, slopes, a bias, a window or documents")
+        }
         () if !kernel.scale.is_finite() => Some("expected a finite scale"),
         () => None,
     }

@@ -12,6 +12,7 @@ use super::forward::{self, ForwardVariant, clustered, even_ranges};
 use super::hopper::{Groups, Walk};
 use super::tiles::Tiles;
 use super::words::{PARTS_AT, words};
+use crate::ScoreRules;
 use crate::kernel::{
     AttentionKernel, AttentionMask, AttentionOperand, AttentionResult, AttentionShape, DropoutRule, HeadStrides,
     LoweredAttention,
@@ -21,11 +22,14 @@ const ROW: HeadStrides = HeadStrides { batch: 12 * 100 * 64, head: 100 * 64, pos
 
 fn kernel(dtype: Dtype, mask: AttentionMask) -> AttentionKernel {
     let result = AttentionResult::Values;
-    AttentionKernel { dtype, kv: dtype, width: 64, group: 1, scale: 0.125, mask, dropout: None, result }
+    let scores = ScoreRules::NONE;
+    AttentionKernel { dtype, kv: dtype, width: 64, group: 1, scale: 0.125, mask, scores, dropout: None, result }
 }
 
 fn shape([batch, heads, queries, keys]: [usize; 4]) -> AttentionShape {
-    AttentionShape { batch, heads, queries, keys, q: ROW, k: ROW, v: ROW, mask: HeadStrides::default(), o: ROW }
+    let none = HeadStrides::default();
+    let (q, mask, slopes, documents) = (ROW, none, none, none);
+    AttentionShape { batch, heads, queries, keys, q, k: ROW, v: ROW, mask, slopes, documents, o: ROW }
 }
 
 fn lowered(kernel: &AttentionKernel, shape: AttentionShape, offset: usize) -> LoweredAttention {

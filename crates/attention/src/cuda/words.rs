@@ -26,7 +26,7 @@ pub(super) fn words(kernel: &AttentionKernel, shape: &AttentionShape, args: &[Ar
     let sums = shape.batch * shape.heads * shape.queries * ranges * 2 * 4;
     let places = [Word::Workspace(0), Word::Workspace(sums)];
     words.extend(if ranges > 1 { places } else { [Word::Number(0); 2] });
-    let &AttentionShape { batch, heads, queries, keys, q, k, v, mask, o } = shape;
+    let &AttentionShape { batch, heads, queries, keys, q, k, v, mask, slopes: _, documents: _, o } = shape;
     words.extend([batch, heads, kernel.group.max(1), queries, keys, ranges].map(number));
     let strides = [q, k, v, mask, o].map(|HeadStrides { batch, head, position }| [batch, head, position]);
     words.extend(strides.into_iter().flatten().map(number));
@@ -66,6 +66,7 @@ pub(super) fn rows_start_at(
         AttentionOperand::Mask => (shape.mask, [batch, heads, queries]),
         AttentionOperand::O => (shape.o, [batch, heads, queries]),
         AttentionOperand::Positions | AttentionOperand::Seed => return true,
+        AttentionOperand::Slopes | AttentionOperand::Documents => return true,
     };
     let whole = |elements: usize| (elements * kernel.operand_dtype(operand).bytes()).is_multiple_of(bytes);
     let steps = [strides.batch, strides.head, strides.position];

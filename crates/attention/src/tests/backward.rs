@@ -47,7 +47,11 @@ fn gradients_are_slopes() {
     let mut numbers = Numbers(14);
     let attention = plain(Dtype::F32, [2, 1], [5, 7, 6]);
     let attention = Attention { causal: true, dropout: dropout(), ..attention };
-    let mut case = Case::new(attention, 7, Layout::HeadsFirst, Some(MaskKind::Shared), &mut numbers);
+    check_slopes(&mut Case::new(attention, 7, Layout::HeadsFirst, Some(MaskKind::Shared), &mut numbers));
+}
+
+/// Of two heads that share one of keys, five queries and seven keys of width six.
+pub fn check_slopes(case: &mut Case) {
     let run = case.run(machines(Dtype::F32)[0], true);
     let total = |case: &Case| {
         let (formula, mut at, mut total) = (case.formula(), 0, 0.0);
@@ -61,12 +65,12 @@ fn gradients_are_slopes() {
     for n in 0..3 {
         let (heads, positions) = if n == 0 { (2, 5) } else { (1, 7) };
         super::case::each([2, heads, positions, 6], |index| {
-            let before = operand(&mut case, n).get(index) as f32;
+            let before = operand(case, n).get(index) as f32;
             let ends = [step, -step].map(|step| {
-                operand(&mut case, n).set(index, before + step as f32);
-                (operand(&mut case, n).get(index), total(&case))
+                operand(case, n).set(index, before + step as f32);
+                (operand(case, n).get(index), total(case))
             });
-            operand(&mut case, n).set(index, before);
+            operand(case, n).set(index, before);
             let slope = (ends[0].1 - ends[1].1) / (ends[0].0 - ends[1].0);
             let got = run.gradients[n].get(index);
             // The third derivative is below 8 for numbers below 1.

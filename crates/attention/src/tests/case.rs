@@ -10,7 +10,7 @@ use super::formula::Formula;
 use crate::cpu::{
     Backward, Forward, Heads, Inputs, Mask, Output, Scratch, Shared, Used, backward, combine, finish, forward,
 };
-use crate::{Attention, Dropout};
+use crate::{Attention, Dropout, ScoreRules};
 
 /// How positions and heads lie.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -94,6 +94,10 @@ pub struct Case {
     pub v: Tensor,
     pub output_gradient: Tensor,
     pub mask: Option<Tensor>,
+    /// One for each head.
+    pub slopes: Vec<f32>,
+    /// One for each key of each sequence.
+    pub documents: Vec<i32>,
     /// The order of tasks.
     pub first_tasks_first: bool,
 }
@@ -126,6 +130,9 @@ impl Case {
             v: tensor(&of_keys, layout, kv_heads, keys, 2),
             output_gradient: tensor(&attention, layout, heads, queries, 0),
             mask: None,
+            slopes: (0..heads).map(|head| [0.05, -0.03, 0.01][head % 3]).collect(),
+            // Three, one after the other, of other lengths in each sequence.
+            documents: (0..batch * keys).map(|at| ((at % keys) * (3 + at / keys) / (keys + 1)) as i32).collect(),
             first_tasks_first: false,
         };
         for (heads, positions, tensor) in [
@@ -179,6 +186,8 @@ impl Case {
             k: self.k.heads(),
             v: self.v.heads(),
             mask: self.mask.as_mut().map(|mask| Mask { dtype: mask.dtype, elements: mask.heads() }),
+            slopes: attention.scores.slopes.then(|| numbers_of(self.slopes.as_mut_ptr().cast(), 0, 1)),
+            documents: attention.scores.documents.then(|| numbers_of(self.documents.as_mut_ptr().cast(), keys, 0)),
             used: Used::Of(self.used),
         };
         let mut partials = vec![f32::NAN; attention.partial_elements()];
@@ -232,6 +241,11 @@ impl Case {
     }
 }
 
+/// Numbers, or rows of numbers, of sequences and heads.
+fn numbers_of(address: *mut u8, batch: usize, head: usize) -> Heads {
+    Heads { address, batch, head, position: 0 }
+}
+
 /// A tensor of NaN.
 pub fn tensor(attention: &Attention, layout: Layout, heads: usize, positions: usize, third: usize) -> Tensor {
     let Attention { dtype, batch, width, .. } = *attention;
@@ -260,7 +274,8 @@ pub fn each(sizes: [usize; 4], mut visit: impl FnMut([usize; 4])) {
 pub fn plain(dtype: Dtype, [heads, kv_heads]: [usize; 2], [queries, keys, width]: [usize; 3]) -> Attention {
     let scale = 1.0 / (width as f32).sqrt();
     let (kv, batch, causal, dropout) = (dtype, 2, false, None);
-    Attention { dtype, kv, batch, heads, kv_heads, queries, keys, width, scale, causal, dropout }
+    let scores = ScoreRules::NONE;
+    Attention { dtype, kv, batch, heads, kv_heads, queries, keys, width, scale, causal, scores, dropout }
 }
 
 pub fn dropout() -> Option<Dropout> {

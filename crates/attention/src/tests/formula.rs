@@ -65,13 +65,29 @@ impl Formula {
         let kv = h / (heads / kv_heads);
         let seen = if causal { (i + 1 + case.used).saturating_sub(queries).min(case.used) } else { case.used };
         let scale = f64::from(scale);
-        let mut scores = vec![Sum::default(); seen];
+        let rules = self.attention.scores;
+        let (mut scores, mut bends) = (vec![Sum::default(); seen], vec![1.0; seen]);
         for (j, score) in scores.iter_mut().enumerate() {
             (0..width).for_each(|d| score.add(scale * case.q.get([b, h, i, d]) * case.k.get([b, kv, j, d])));
+            let position = (i + case.used) as f64 - queries as f64;
+            let distance = j as f64 - position;
+            if let Some(cap) = rules.soft_cap {
+                let bent = (score.value / f64::from(cap)).tanh();
+                score.value = f64::from(cap) * bent;
+                bends[j] = 1.0 - bent * bent;
+            }
+            if rules.slopes {
+                score.add(f64::from(case.slopes[h]) * distance);
+            }
             if let Some(mask) = &case.mask {
                 let mask = mask.get([b, h, i, j]);
                 score.value += mask;
                 score.size += if mask.is_finite() { mask.abs() } else { 0.0 };
+            }
+            let document = |key: usize| case.documents[b * keys + key];
+            let far = rules.window.is_some_and(|window| distance.abs() >= window as f64);
+            if far || (rules.documents && document(j) != document(position as usize)) {
+                score.value = f64::NEG_INFINITY;
             }
             self.largest = self.largest.max(score.size);
         }
@@ -97,6 +113,7 @@ impl Formula {
             let key_row = ((b * kv_heads + kv) * keys + j) * width;
             let mut slope = Sum::default();
             (0..width).for_each(|d| slope.add(case.output_gradient.get([b, h, i, d]) * case.v.get([b, kv, j, d])));
+            let scale = scale * bends[j];
             let value = scale * p[j] * (kept[j] * slope.value - row_sum.value);
             let size = scale * p[j] * (kept[j] * slope.size + row_sum.size);
             for d in 0..width {

@@ -183,8 +183,15 @@ fn finished_rows_are_handed_on_in_f32() {
         let attention = plain(Dtype::Bf16, [2, 2], [queries, 70, 40]);
         let mut case = Case::new(attention, 70, Layout::HeadsFirst, None, &mut numbers);
         let formula = case.formula();
-        let inputs =
-            Inputs { q: case.q.heads(), k: case.k.heads(), v: case.v.heads(), mask: None, used: Used::Of(case.used) };
+        let inputs = Inputs {
+            q: case.q.heads(),
+            k: case.k.heads(),
+            v: case.v.heads(),
+            mask: None,
+            slopes: None,
+            documents: None,
+            used: Used::Of(case.used),
+        };
         let job = Forward {
             attention: &attention,
             inputs: &inputs,

@@ -4,6 +4,7 @@ mod backward;
 mod case;
 mod formula;
 mod forward;
+mod scores;
 
 pub use case::{Case, Layout, MaskKind, machines, plain};
 

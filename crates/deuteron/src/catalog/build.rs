@@ -1,6 +1,6 @@
 //! Steps that several ops are built of.
 
-use deuteron_graph::{Composite, GraphError, Mask, NodeId};
+use deuteron_graph::{Composite, GraphError, Mask, NodeId, ScoreWork};
 
 use super::Norm;
 use super::entry::{Builder, Built, Made};
@@ -80,7 +80,8 @@ impl Builder<'_> {
 
     /// Attention of ungrouped heads, which then lie side by side: `[batch, sequence, heads * features]`.
     pub fn merged_heads(&mut self) -> Value {
-        let attended = attend(self.g, &self.v[..3], Attend { mask: self.a.mask, scale: None, p: 0.0, group: 1 })?;
+        let plain = Attend { mask: self.a.mask, scale: None, p: 0.0, work: ScoreWork::NONE, group: 1 };
+        let attended = attend(self.g, &self.v[..3], plain)?;
         let shape = self.g.node(attended).shape.clone();
         let merged = self.g.transpose(attended, &[0, 2, 1, 3])?;
         self.g.reshape(merged, [shape[0], shape[2], shape[1] * shape[3]])

@@ -1,6 +1,6 @@
 //! The catalogue's entry of an op.
 
-use deuteron_graph::{Activation, Gelu, Graph, GraphError, InputKind, Mask, NodeId};
+use deuteron_graph::{Activation, Gelu, Graph, GraphError, InputKind, Mask, NodeId, ScoreWork};
 
 use super::sizes::TypeOf;
 use super::words::Attribute;
@@ -37,6 +37,7 @@ pub(super) const USUAL: Attributes = Attributes {
     p: 0.1,
     mask: Mask::Causal,
     scale: None,
+    scores: ScoreWork::NONE,
     group: 1,
     packed: false,
     residual: false,

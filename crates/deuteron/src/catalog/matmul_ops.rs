@@ -8,8 +8,8 @@ use super::products::{Attend, attend, linear_cross_entropy};
 use super::row_ops::{BIAS, SEED, SHIFT, W, X, drops, is_additive};
 use super::sizes::{chosen, indices, keys, square, wide_vector, widening};
 use super::words::{
-    ACT, DROPOUT, EPSILON, GROUP, IGNORED, MASK, NORM, OPTIONAL_ACT, OPTIONAL_SCALE, REDUCTION, REQUANTIZE, RESIDUAL,
-    SINGLE, SMOOTHING, WEIGHTED,
+    ACT, DOCUMENTS, DROPOUT, EPSILON, GROUP, IGNORED, MASK, NORM, OPTIONAL_ACT, OPTIONAL_SCALE, REDUCTION, REQUANTIZE,
+    RESIDUAL, SCORE_BIAS, SINGLE, SLOPES, SMOOTHING, SOFT_CAP, WEIGHTED, WINDOW,
 };
 
 const WIDENING: Operand = linear_weight("weight", widening);
@@ -77,9 +77,22 @@ entries! {
         },
     );
     ATTENTION = Entry { attends: true, usual: Attributes { p: 0.0, ..USUAL }, ..matmul(
-        "attention", "dropout(softmax(scale * q k^T + mask)) v; heads may share keys", &[OPTIONAL_SCALE, MASK, DROPOUT, GROUP],
-        &[Q, K, V, ATTENTION_MASK.when(is_additive), SEED.when(drops)],
-        |s| y(attend(s.g, s.v, Attend { mask: s.a.mask, scale: s.a.scale, p: s.a.p, group: s.a.group })?),
+        "attention", "dropout(softmax(scale * q k^T + mask)) v; heads may share keys",
+        &[OPTIONAL_SCALE, MASK, DROPOUT, GROUP, SOFT_CAP, WINDOW, SLOPES, SCORE_BIAS, DOCUMENTS],
+        &[
+            Q,
+            K,
+            V,
+            ATTENTION_MASK.when(is_additive),
+            weight("slopes", |s, _| (Dtype::F32, Shape::from([s.attention()[1], 1, 1]))).when(|a| a.scores.slopes),
+            Operand { name: "bias", ..ATTENTION_MASK }.when(|a| a.scores.bias),
+            data("documents", |s, _| (Dtype::I32, Shape::from([s.attention()[2]]))).when(|a| a.scores.documents),
+            SEED.when(drops),
+        ],
+        |s| {
+            let &Attributes { mask, scale, p, scores: work, group, .. } = &s.a;
+            y(attend(s.g, s.v, Attend { mask, scale, p, work, group })?)
+        },
     ) };
     ATTENTION_ADD_NORM = Entry { attends: true, ..matmul(
         "attention_add_norm", "s = r + attention(q, k, v); y = norm(s); returns both", &[MASK, NORM, EPSILON],

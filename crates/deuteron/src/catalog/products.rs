@@ -1,6 +1,6 @@
 //! Ops around matmuls: heads, attention, and the loss of a language model without its logits.
 
-use deuteron_graph::{BinaryOp, CompareOp, Composite, Dtype, Graph, GraphError, Mask, NodeId, Shape};
+use deuteron_graph::{BinaryOp, CompareOp, Composite, Dtype, Graph, GraphError, Mask, NodeId, ScoreWork, Shape};
 
 use super::{Attributes, Reduction};
 
@@ -11,16 +11,18 @@ pub(super) struct Attend {
     /// factor of the scores; none for `1 / sqrt(features)`
     pub scale: Option<f64>,
     pub p: f64,
+    pub work: ScoreWork,
     /// heads of queries that share a head of keys
     pub group: usize,
 }
 
-/// Attention over `[batch, heads, sequence, features]`. Operands: q, k, v, the mask if additive, the seed if `p > 0`.
+/// Attention over `[batch, heads, sequence, features]`. Operands: q, k, v, the mask if additive, those of the work on scores, the
+/// seed if `p > 0`.
 pub(super) fn attend(g: &mut Graph, v: &[NodeId], options: Attend) -> Result<NodeId, GraphError> {
-    let Attend { mask, scale, p, group } = options;
+    let Attend { mask, scale, p, work, group } = options;
     let shape = g.node(v[0]).shape.clone();
     let scale = scale.unwrap_or_else(|| 1.0 / (shape.cols().max(1) as f64).sqrt());
-    let composite = Composite::Attention { mask, scale, p, offset: 0 };
+    let composite = Composite::Attention { mask, scale, p, offset: 0, work };
     if group <= 1 || shape.rank() != 4 {
         return Ok(g.call(composite, v)?[0]);
     }
@@ -40,8 +42,10 @@ pub(super) fn attend(g: &mut Graph, v: &[NodeId], options: Attend) -> Result<Nod
         let apart = g.reshape(*operand, [shape[0], shape[1], 1, shape[2], shape[3]])?;
         *operand = g.broadcast(apart, [shape[0], shape[1], group, shape[2], shape[3]])?;
     }
-    if mask == Mask::Additive {
-        operands[3] = grouped_mask(g, operands[3], keys[1], group)?;
+    // Of the operands that follow, these have an axis of heads.
+    let of_heads = usize::from(mask == Mask::Additive) + usize::from(work.slopes) + usize::from(work.bias);
+    for operand in operands.iter_mut().skip(3).take(of_heads) {
+        *operand = grouped_mask(g, *operand, keys[1], group)?;
     }
     let attended = g.call(composite, &operands)?[0];
     let width = g.node(v[2]).shape.cols();

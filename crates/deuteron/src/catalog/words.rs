@@ -17,13 +17,20 @@ pub(crate) struct Attribute {
     /// parses the word after `=`, or returns what was expected
     read: Read,
     show: Show,
+    /// whether it is shown if it is as usual
+    always: bool,
 }
 
 type Read = fn(&str, &mut Attributes) -> Result<(), String>;
 type Show = fn(&Attributes) -> &dyn fmt::Debug;
 
 const fn attribute(key: &'static str, read: Read, show: Show) -> Attribute {
-    Attribute { key, field: key, read, show }
+    Attribute { key, field: key, read, show, always: true }
+}
+
+/// One that is shown only where it is set.
+const fn unusual(key: &'static str, read: Read, show: Show) -> Attribute {
+    Attribute { always: false, ..attribute(key, read, show) }
 }
 
 pub(super) const ACT: Attribute = attribute(
@@ -47,6 +54,7 @@ pub(super) const GELU: Attribute = Attribute {
         set(&mut a.gelu, choice("act", value, &kinds))
     },
     show: |a| &a.gelu,
+    always: true,
 };
 pub(super) const NORM: Attribute = attribute(
     "norm",
@@ -89,6 +97,29 @@ pub(super) const GROUP: Attribute = attribute(
     |value, a| set(&mut a.group, value.parse().ok().filter(|&group| group > 0).ok_or("group=NUMBER, at least 1")),
     |a| &a.group,
 );
+pub(super) const SOFT_CAP: Attribute = unusual(
+    "soft_cap",
+    |value, a| {
+        let read = if value == "none" { Some(None) } else { number(value, |cap| cap > 0.0).map(Some) };
+        set(&mut a.scores.soft_cap, read.ok_or("soft_cap=NUMBER above 0, or none"))
+    },
+    |a| &a.scores.soft_cap,
+);
+pub(super) const WINDOW: Attribute = unusual(
+    "window",
+    |value, a| {
+        let keys = value.parse().ok().filter(|&keys: &usize| keys > 0).map(Some);
+        let read = if value == "none" { Some(None) } else { keys };
+        set(&mut a.scores.window, read.ok_or("window=NUMBER, at least 1, or none"))
+    },
+    |a| &a.scores.window,
+);
+pub(super) const SLOPES: Attribute =
+    unusual("slopes", |value, a| set(&mut a.scores.slopes, flag("slopes", value)), |a| &a.scores.slopes);
+pub(super) const SCORE_BIAS: Attribute =
+    unusual("bias", |value, a| set(&mut a.scores.bias, flag("bias", value)), |a| &a.scores.bias);
+pub(super) const DOCUMENTS: Attribute =
+    unusual("documents", |value, a| set(&mut a.scores.documents, flag("documents", value)), |a| &a.scores.documents);
 pub(super) const PACKED: Attribute =
     attribute("packed", |value, a| set(&mut a.packed, flag("packed", value)), |a| &a.packed);
 pub(super) const RESIDUAL: Attribute =
@@ -158,7 +189,10 @@ impl fmt::Debug for FusedOp {
         let name: String = self.name().split('_').map(capital).collect();
         let mut shown = f.debug_struct(&name);
         for attribute in self.entry.attributes {
-            shown.field(attribute.field, (attribute.show)(&self.attributes));
+            let [value, usual] = [&self.attributes, &self.entry.usual].map(|of| (attribute.show)(of));
+            if attribute.always || format!("{value:?}") != format!("{usual:?}") {
+                shown.field(attribute.field, value);
+            }
         }
         shown.finish()
     }
@@ -194,7 +228,7 @@ fn number(value: &str, fits: impl Fn(f64) -> bool) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::{FFN, GEGLU, MOE_INT8, NORM_ACT, QKV, SOFTMAX};
+    use crate::catalog::{ATTENTION, FFN, GEGLU, MOE_INT8, NORM_ACT, QKV, SOFTMAX};
 
     /// `act = gelu, silu` in a formula are words that a command takes.
     #[test]
@@ -249,6 +283,8 @@ mod tests {
             ("swiglu packed=maybe", "packed=true"),
             ("layer_norm eps=-1", "at least 0"),
             ("attention group=0", "at least 1"),
+            ("attention window=0", "at least 1, or none"),
+            ("attention soft_cap=-2", "above 0, or none"),
             ("softmax scale=nan", "scale=NUMBER, or none"),
             ("geglu act=tanh", "expected act=gelu or act=gelu_erf,"),
             ("moe act=tanh", "act=relu, or act=none"),
@@ -268,8 +304,14 @@ mod tests {
             (MOE_INT8, "MoeInt8 { act: Some(GeluTanh), requantize: true }"),
             (FFN, "Ffn { norm: Layer, eps: 1e-5, act: GeluTanh, single: false }"),
             (QKV, "Qkv"),
+            (ATTENTION, "Attention { scale: None, mask: Causal, p: 0.0, group: 1 }"),
         ] {
             assert_eq!(format!("{:?}", op.usual()), shown);
         }
+        let op: FusedOp = "attention window=5 bias=true".parse().unwrap();
+        assert_eq!(
+            format!("{op:?}"),
+            "Attention { scale: None, mask: Causal, p: 0.0, group: 1, window: Some(5), bias: true }"
+        );
     }
 }

@@ -259,12 +259,19 @@ impl Differences {
 
 #[cfg(test)]
 mod tests {
+    use deuteron_graph::Mask;
+
     use super::*;
+    use crate::catalog::ATTENTION;
 
     #[test]
     fn every_expansion_and_gradient_of_the_catalogue_is_its_formula() {
         let (mut calls, mut gradients) = (0, 0);
-        for op in FusedOp::variants() {
+        let worked = [
+            ATTENTION.with(|a| (a.scores.soft_cap, a.scores.window, a.scores.documents) = (Some(0.7), Some(2), true)),
+            ATTENTION.with(|a| (a.mask, a.scores.slopes, a.scores.bias) = (Mask::Full, true, true)),
+        ];
+        for op in FusedOp::variants().into_iter().chain(worked) {
             let findings = check(&op).unwrap();
             assert_eq!(findings.problems, Vec::<String>::new(), "{op:?}");
             assert_eq!(findings.gradients > 0, op.has_backward(), "{op:?}");

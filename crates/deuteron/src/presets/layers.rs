@@ -1,6 +1,6 @@
 //! The parts that the families are built from.
 
-use deuteron_graph::{Composite, Dtype, Graph, GraphError, Mask, NodeId};
+use deuteron_graph::{Dtype, Graph, GraphError, Mask, NodeId, ScoreOptions};
 
 use super::{Family, Preset, PresetSizes, gelu};
 
@@ -163,8 +163,8 @@ impl Layers {
         let mixed = match bias {
             None => self.graph.attention(q, k, v, Mask::Full, scale)?,
             Some(bias) => {
-                let composite = Composite::Attention { mask: Mask::Additive, scale, p: 0.0, offset: 0 };
-                self.graph.call(composite, &[q, k, v, bias])?[0]
+                let options = ScoreOptions { mask: Some(bias), ..ScoreOptions::default() };
+                self.graph.worked_attention([q, k, v], Mask::Additive, scale, options)?
             }
         };
         let merged = self.graph.transpose(mixed, &[0, 2, 1, 3])?;

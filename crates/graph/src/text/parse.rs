@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use crate::activation::{Activation, Gelu};
 use crate::block::Block;
-use crate::composite::{Composite, Mask};
+use crate::composite::{Composite, Mask, ScoreWork};
 use crate::dtype::Dtype;
 use crate::error::GraphError;
 use crate::graph::{Graph, is_name};
@@ -274,6 +274,7 @@ impl Parser {
                 scale: arguments.number("scale", f64::NAN)?,
                 p: arguments.number("p", 0.0)?,
                 offset: arguments.whole("offset", 0)? as u32,
+                work: arguments.score_work()?,
             },
             "quantize_int8" => Composite::QuantizeInt8,
             "quantize_fp8" => Composite::QuantizeFp8,
@@ -306,8 +307,8 @@ fn default_scale(composite: Composite, graph: &Graph, inputs: &[NodeId]) -> Comp
         Composite::AttentionScores { mask, scale } if scale.is_nan() => {
             Composite::AttentionScores { mask, scale: usual }
         }
-        Composite::Attention { mask, scale, p, offset } if scale.is_nan() => {
-            Composite::Attention { mask, scale: usual, p, offset }
+        Composite::Attention { mask, scale, p, offset, work } if scale.is_nan() => {
+            Composite::Attention { mask, scale: usual, p, offset, work }
         }
         other => other,
     }
@@ -445,6 +446,34 @@ impl Arguments {
                 .find(|&kind| super::print::gelu_word(kind) == word.text)
                 .ok_or_else(|| error(&word, "expected kind=tanh or kind=erf")),
         }
+    }
+
+    fn score_work(&mut self) -> Result<ScoreWork, GraphError> {
+        let cap = self.take("soft_cap");
+        let cap = cap.map(|word| number(&word.text).ok_or_else(|| error(&word, "expected a number for soft_cap")));
+        let mut work = ScoreWork {
+            soft_cap: cap.transpose()?,
+            window: self.count("window")?.map(|keys| keys as usize),
+            ..ScoreWork::NONE
+        };
+        let Some(word) = self.take("with") else { return Ok(work) };
+        for name in word.text.split('+') {
+            let operand = match name {
+                "slopes" => &mut work.slopes,
+                "bias" => &mut work.bias,
+                "documents" => &mut work.documents,
+                _ => {
+                    return Err(error(
+                        &word,
+                        "expected with=slopes, with=bias, with=documents, or several joined by +",
+                    ));
+                }
+            };
+            if std::mem::replace(operand, true) {
+                return Err(error(&word, format!("expected {name} once")));
+            }
+        }
+        Ok(work)
     }
 
     fn mask(&mut self) -> Result<Mask, GraphError> {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::activation::Gelu;
 use crate::block::Block;
-use crate::composite::Composite;
+use crate::composite::{Composite, ScoreWork};
 use crate::graph::{Call, Callee, Graph};
 use crate::node::NodeId;
 use crate::op::{Op, View};
@@ -111,8 +111,8 @@ fn composite_attributes(composite: &Composite) -> String {
         Composite::Dropout { p, offset } => format!(" p={p:?} offset={offset}"),
         Composite::Linear { transposed } => if *transposed { " transposed" } else { "" }.to_string(),
         Composite::AttentionScores { mask, scale } => format!(" mask={mask} scale={scale:?}"),
-        Composite::Attention { mask, scale, p, offset } => {
-            format!(" mask={mask} scale={scale:?} p={p:?} offset={offset}")
+        Composite::Attention { mask, scale, p, offset, work } => {
+            format!(" mask={mask} scale={scale:?} p={p:?} offset={offset}") + &score_work(work)
         }
         Composite::Dequantize { dtype } | Composite::QuantizedLinear { dtype } => format!(" {dtype}"),
         Composite::ExpertLinear { dtype } => format!(" {dtype}"),
@@ -125,6 +125,14 @@ fn composite_attributes(composite: &Composite) -> String {
         }
         Composite::LinearCrossEntropyGradient { smoothing } => format!(" smoothing={smoothing:?}"),
     }
+}
+
+/// Nothing where there is no work.
+fn score_work(work: &ScoreWork) -> String {
+    let mut text = work.soft_cap.map_or(String::new(), |cap| format!(" soft_cap={cap:?}"));
+    text += &work.window.map_or(String::new(), |window| format!(" window={window}"));
+    let words: Vec<&str> = work.operand_words().into_iter().filter(|word| word.1).map(|word| word.0).collect();
+    if words.is_empty() { text } else { text + " with=" + &words.join("+") }
 }
 
 pub(super) fn gelu_word(kind: Gelu) -> &'static str {

@@ -172,3 +172,61 @@ fn no_text_panics() {
     }
     assert!(accepted > 100, "the mutations are too wild to test what is accepted: {accepted}");
 }
+
+/// Operands of attention with all work on its scores.
+const WORKED: &str =
+    "q = input f32[2,3,4,8] ; k = input f32[2,3,5,8] ; s = input f32[3,1,1] ; b = input bf16[4,5] ; d = input i32[2,5]
+m = input f32[4,5] ; p = input i32[2] ; f = input f32[5]";
+
+#[test]
+fn work_on_scores_reads_as_it_is_written() {
+    for (operands, work) in [
+        ("", "mask=full soft_cap=30.0"),
+        ("", "mask=causal window=128"),
+        ("s", "mask=causal with=slopes"),
+        ("s b d", "mask=causal soft_cap=2.5 window=3 with=slopes+bias+documents"),
+        ("m d", "mask=additive with=documents"),
+        ("p b", "mask=cached window=2 with=bias"),
+    ] {
+        let text = format!("{WORKED}\na = attention q k k {operands} {work} scale=0.5 ; out a");
+        let graph: Graph = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
+        round_trip(&graph);
+        let words = work.split_once(' ').map_or("", |(_, words)| words);
+        assert!(graph.to_string().contains(&format!(" p=0.0 offset=0 {words}").trim_end().to_string()), "{graph}");
+        let wrt: Vec<_> = graph.inputs().iter().filter(|&&id| graph.node(id).dtype.is_float()).copied().collect();
+        round_trip(&differentiate(&graph, &wrt[..2]).unwrap().graph);
+    }
+    // No queries are of no document.
+    let empty =
+        "q = input f32[2,0,8] ; k = input f32[2,5,8] ; d = input i32[5]\na = attention q k k d with=documents ; out a";
+    round_trip(&empty.parse().unwrap());
+}
+
+#[test]
+fn mistakes_in_work_on_scores_say_what_was_expected() {
+    for (line, hint) in [
+        ("attention q k k soft_cap=0.0", "soft_cap must be positive"),
+        ("attention q k k soft_cap=inf", "soft_cap must be positive"),
+        ("attention q k k window=0", "window must be at least 1"),
+        ("attention q k k window=16777217", "window must be at most 2^24"),
+        ("attention q k k window=-1", "expected a whole number for window"),
+        ("attention q k k s with=slope", "expected with=slopes, with=bias, with=documents"),
+        ("attention q k k s s with=slopes+slopes", "expected slopes once"),
+        ("attention q k k with=slopes", "expected 4 operands"),
+        ("attention q k k f with=slopes", "expected f32 slopes [heads, 1, 1]"),
+        ("attention q k k b with=slopes", "expected f32 slopes [heads, 1, 1]"),
+        ("attention q k k d with=bias", "expected a float bias"),
+        ("attention q k k s with=documents", "expected an i32 document for each key"),
+        ("attention q k k p with=documents", "expected an i32 document for each key"),
+        ("attention q k k m b mask=additive with=bias", "mask must be full, causal or cached beside a bias"),
+        ("attention q k k p d mask=cached with=documents", "mask must be full, causal or additive beside documents"),
+        ("attention_scores q k window=3", "no such attribute"),
+    ] {
+        let error = format!("{WORKED}\na = {line} ; out a").parse::<Graph>().unwrap_err().to_string();
+        assert!(error.contains(hint), "{line}: {error}");
+    }
+    let few =
+        "q = input f32[2,6,8] ; k = input f32[2,5,8] ; d = input i32[5]\na = attention q k k d with=documents ; out a";
+    let error = few.parse::<Graph>().unwrap_err().to_string();
+    assert!(error.contains("at most as many queries as keys"), "{error}");
+}

@@ -180,7 +180,8 @@ pub(super) fn takes_heads(kernel: &AttentionKernel, shape: &AttentionShape, oper
         let expected = [whole.batch, whole.head, whole.position];
         sizes.iter().zip(steps).zip(expected).all(|((&size, step), expected)| size <= 1 || step == expected)
     };
-    let same = kernel.dtype == Dtype::Bf16 && kernel.kv == Dtype::Bf16 && kernel.group <= 1 && kernel.dropout.is_none();
+    let plain = kernel.dropout.is_none() && !kernel.scores.is_some();
+    let same = kernel.dtype == Dtype::Bf16 && kernel.kv == Dtype::Bf16 && kernel.group <= 1 && plain;
     let causal = kernel.mask == AttentionMask::Causal && queries == keys;
     let sized = queries <= MAX_BLOCKS && batch * heads <= MAX_BLOCKS;
     same && causal && sized && kernel.width == WIDTH && operands.iter().all(follow)

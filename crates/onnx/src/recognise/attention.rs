@@ -1,6 +1,6 @@
 //! Recognises decomposed attention: scores, scale, mask, softmax, product.
 
-use deuteron_graph::{BinaryOp, CompareOp, Composite, Mask, Shape};
+use deuteron_graph::{BinaryOp, CompareOp, Composite, Mask, ScoreWork, Shape};
 
 use super::{Match, Miss, Search};
 use crate::element::Element;
@@ -24,8 +24,8 @@ enum MaskPart {
 
 /// `softmax(scale q k^T + mask) v`
 pub(super) fn attention(search: &mut Search, root: Id) -> Result<Match, Miss> {
-    if let Kind::Composite(Composite::Attention { mask: Mask::Additive, scale, p, offset }) = *search.kind(root) {
-        return search.settled(root, |mask| Composite::Attention { mask, scale, p, offset });
+    if let Kind::Composite(Composite::Attention { mask: Mask::Additive, scale, p, offset, work }) = *search.kind(root) {
+        return search.settled(root, |mask| Composite::Attention { mask, scale, p, offset, work });
     }
     let Kind::Matmul { transpose_a: false, transpose_b } = *search.kind(root) else { return Err(Miss::No) };
     let (weights, mut v) = (search.inputs(root)[0], search.inputs(root)[1]);
@@ -66,7 +66,7 @@ pub(super) fn attention(search: &mut Search, root: Id) -> Result<Match, Miss> {
     }
     let (mask, operand) = search.mask(&scores.masks, &shape, search.ir.element(q)).map_err(refused)?;
     operands.extend(operand);
-    let composite = Composite::Attention { mask, scale: scores.scale, p: 0.0, offset: 0 };
+    let composite = Composite::Attention { mask, scale: scores.scale, p: 0.0, offset: 0, work: ScoreWork::NONE };
     Ok(Match { what: "attention", heart: weights, kind: Kind::Composite(composite), operands, interior })
 }
 

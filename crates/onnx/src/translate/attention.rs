@@ -1,6 +1,6 @@
 //! `Attention` and `RotaryEmbedding` of opset 23 and later.
 
-use deuteron_graph::{BinaryOp, CompareOp, Composite, Mask, Shape, UnaryOp};
+use deuteron_graph::{BinaryOp, CompareOp, Composite, Mask, ScoreWork, Shape, UnaryOp};
 
 use super::call::Results;
 use super::{Call, Problem, Translator};
@@ -258,7 +258,7 @@ impl<'a> Translator<'a, '_> {
             operands.push(sum);
             mask = Mask::Additive;
         }
-        let composite = Composite::Attention { mask, scale, p: 0.0, offset: 0 };
+        let composite = Composite::Attention { mask, scale, p: 0.0, offset: 0, work: ScoreWork::NONE };
         Ok(self.ir.push(Kind::Composite(composite), &operands)?)
     }
 

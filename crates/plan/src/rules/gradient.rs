@@ -6,7 +6,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use deuteron_graph::{BinaryOp, Composite, Dtype, Graph, Mask, NodeId, Op, Shape, View, differentiate};
+use deuteron_graph::{
+    BinaryOp, CompareOp, Composite, Dtype, Graph, Mask, NodeId, Op, ScoreWork, Shape, UnaryOp, View, differentiate,
+};
 
 use crate::chain::{AttentionGradientLink, AttentionRequest};
 use crate::layout::{Layout, Placement, merge_contiguous};
@@ -135,8 +137,11 @@ pub(super) fn gradient_link(
         p,
         offset,
         operands: [q?, k?, v?],
-        added: attention.mask.and_then(leaf),
+        work: guess.work(),
+        added: attention.added.and_then(leaf),
         positions: None,
+        slopes: attention.slopes.and_then(leaf),
+        documents: attention.documents.and_then(leaf),
         seed: attention.seed.and_then(leaf),
     };
     let result_gradient = leaf(attention.result_gradient)?;
@@ -150,8 +155,14 @@ struct Guess {
     /// the matmul of queries and keys
     scores: NodeId,
     kind: Mask,
+    soft_cap: Option<f64>,
+    window: Option<usize>,
+    /// what each head's slope is, with this shape
+    slopes: Option<NodeId>,
     /// what is added to the scores, with this shape and dtype
     added: Option<NodeId>,
+    /// the document of each key, with this shape
+    documents: Option<NodeId>,
     scale: f64,
     p: f64,
     offset: u32,
@@ -162,62 +173,162 @@ impl Guess {
         // The scores come first: all else is made of them.
         let is_matmul = |id: &&NodeId| matches!(graph.node(**id).op, Op::Matmul { .. });
         let scores = *nodes.iter().find(is_matmul)?;
-        let mut guess = Guess { scores, kind: Mask::Full, added: None, scale: 1.0, p: 0.0, offset: 0 };
-        let mut scaled = None;
+        let mut guess = Guess {
+            scores,
+            kind: Mask::Full,
+            soft_cap: None,
+            window: None,
+            slopes: None,
+            added: None,
+            documents: None,
+            scale: 1.0,
+            p: 0.0,
+            offset: 0,
+        };
+        // The scores so far: scaled, then worked on, one node after another.
+        let mut worked = None;
+        let mut bent = None;
         let (first, last) = (nodes.first()?.index(), nodes.last()?.index());
         for id in (first..=last).filter_map(|index| graph.id(index)) {
             let node = graph.node(id);
-            let wide = |value: NodeId| match graph.node(value).op {
-                Op::Cast(_) => graph.node(value).inputs[0],
-                _ => value,
+            let input = |position: usize| node.inputs.get(position).copied();
+            let constant = |position: usize| match input(position).map(|id| &graph.node(id).op) {
+                Some(&Op::Const { value, .. }) => Some(value),
+                _ => None,
             };
             match node.op {
-                Op::Binary(BinaryOp::Mul) if scaled.is_none() && wide(node.inputs[0]) == scores => {
-                    let Op::Const { value, .. } = graph.node(node.inputs[1]).op else { return None };
-                    (guess.scale, scaled) = (value, Some(id));
+                Op::Binary(BinaryOp::Mul) if worked.is_none() && wide(graph, input(0)?) == scores => {
+                    (guess.scale, worked) = (constant(1)?, Some(id));
                 }
-                Op::Binary(BinaryOp::Add) if scaled.is_some() && scaled == node.inputs.first().copied() => {
-                    (guess.kind, guess.added) = (Mask::Additive, Some(wide(node.inputs[1])));
+                Op::Unary(UnaryOp::Tanh) if worked.is_some() && is_product_of(graph, input(0)?, worked) => {
+                    bent = Some(id)
                 }
-                Op::Select if scaled.is_some() && scaled == node.inputs.get(1).copied() => guess.kind = Mask::Causal,
+                Op::Binary(BinaryOp::Mul) if bent.is_some() && bent == input(0) && guess.soft_cap.is_none() => {
+                    // The gradient multiplies by it too, but by no constant.
+                    if let Some(cap) = constant(1) {
+                        (guess.soft_cap, worked) = (Some(cap), Some(id));
+                    }
+                }
+                Op::Binary(BinaryOp::Add) if worked.is_some() && worked == input(0) => {
+                    match slopes_of(graph, input(1)?) {
+                        Some(slopes) => guess.slopes = Some(slopes),
+                        None => guess.added = Some(wide(graph, input(1)?)),
+                    }
+                    worked = Some(id);
+                }
+                Op::Select if worked.is_some() && worked == input(1) => {
+                    guess.hide(graph, input(0)?);
+                    worked = Some(id);
+                }
                 Op::Random { drop, offset, .. } => (guess.p, guess.offset) = (drop, offset),
                 _ => {}
             }
         }
+        if guess.kind == Mask::Full && guess.added.is_some() {
+            guess.kind = Mask::Additive;
+        }
         Some(guess)
+    }
+
+    /// What a condition hides keys for: causality, a window, documents.
+    fn hide(&mut self, graph: &Graph, condition: NodeId) {
+        let node = graph.node(condition);
+        let &[left, right] = node.inputs.as_slice() else { return };
+        match node.op {
+            Op::Compare(CompareOp::Le) => self.kind = Mask::Causal,
+            Op::Compare(CompareOp::Gt) => {
+                let limit = graph.node(right);
+                if let (Op::Binary(BinaryOp::Sub), &[_, window]) = (&limit.op, limit.inputs.as_slice())
+                    && let Op::Const { value, .. } = graph.node(window).op
+                {
+                    self.window = Some(value as usize);
+                }
+            }
+            // Documents of keys, in another shape, and those of queries.
+            Op::Compare(CompareOp::Eq) => {
+                let viewed = |id: NodeId| match graph.node(id).op {
+                    Op::View(View::Reshape(_)) => graph.node(id).inputs.first().copied(),
+                    _ => None,
+                };
+                // Whether those of queries are a part of them, the comparison tells.
+                self.documents = viewed(left).and(viewed(right));
+            }
+            _ => {}
+        }
+    }
+
+    /// What is done to the scores, beside an additive mask.
+    fn work(&self) -> ScoreWork {
+        ScoreWork {
+            soft_cap: self.soft_cap,
+            slopes: self.slopes.is_some(),
+            bias: self.added.is_some() && self.kind != Mask::Additive,
+            window: self.window,
+            documents: self.documents.is_some(),
+        }
     }
 
     /// An attention call of this kind and its gradient.
     fn call(&self, graph: &Graph) -> Option<Differentiated> {
         let &[q, k] = graph.node(self.scores).inputs.as_slice() else { return None };
         let mut own = Graph::new("attention");
-        let mut input = |name: &str, like: NodeId| {
-            let node = graph.node(like);
-            own.input(name, node.dtype, node.shape.clone()).ok()
+        let mut input = |name: &str, like: Option<NodeId>| match like.map(|like| graph.node(like)) {
+            Some(node) => own.input(name, node.dtype, node.shape.clone()).ok().map(Some),
+            None => Some(None),
         };
-        let operands = [input("q", q)?, input("k", k)?, input("v", k)?];
-        let mask = match self.added {
-            Some(added) => Some(input("mask", added)?),
-            None => None,
-        };
+        let operands = [input("q", Some(q))??, input("k", Some(k))??, input("v", Some(k))??];
+        let added = input("added", self.added)?;
+        let slopes = input("slopes", self.slopes)?;
+        let documents = input("documents", self.documents)?;
         let seed = if self.p > 0.0 { Some(own.input("seed", Dtype::I32, []).ok()?) } else { None };
         let Guess { kind, scale, p, offset, .. } = *self;
-        let inputs: Vec<NodeId> = operands.into_iter().chain(mask).chain(seed).collect();
-        let result = own.call(Composite::Attention { mask: kind, scale, p, offset }, &inputs).ok()?;
+        // An additive mask comes before the operands of the work, its bias after slopes.
+        let (mask, bias) = if kind == Mask::Additive { (added, None) } else { (None, added) };
+        let rest = [mask, slopes, bias, documents, seed].into_iter().flatten();
+        let inputs: Vec<NodeId> = operands.into_iter().chain(rest).collect();
+        let result =
+            own.call(Composite::Attention { mask: kind, scale, p, offset, work: self.work() }, &inputs).ok()?;
         own.output("o", *result.first()?).ok()?;
         let joint = differentiate(&own, &operands).ok()?;
         let &[result_gradient] = joint.seeds.as_slice() else { return None };
         let gradients: Vec<NodeId> = joint.gradients.iter().map(|&(_, gradient)| gradient).collect();
         let gradients = <[NodeId; 3]>::try_from(gradients).ok()?;
-        Some(Differentiated { graph: joint.graph, operands, mask, seed, result_gradient, gradients })
+        let graph = joint.graph;
+        Some(Differentiated { graph, operands, added, slopes, documents, seed, result_gradient, gradients })
     }
+}
+
+/// What a value is widened from.
+fn wide(graph: &Graph, value: NodeId) -> NodeId {
+    match graph.node(value).op {
+        Op::Cast(_) => graph.node(value).inputs[0],
+        _ => value,
+    }
+}
+
+/// Whether a value is a product with this left factor.
+fn is_product_of(graph: &Graph, value: NodeId, factor: Option<NodeId>) -> bool {
+    let node = graph.node(value);
+    node.op == Op::Binary(BinaryOp::Mul) && node.inputs.first().copied() == factor
+}
+
+/// The slopes, if a value is their product with the distances of keys, which are counted.
+fn slopes_of(graph: &Graph, value: NodeId) -> Option<NodeId> {
+    let node = graph.node(value);
+    let &[distance, slopes] = node.inputs.as_slice() else { return None };
+    let far = graph.node(distance);
+    let counted = |id: &NodeId| matches!(graph.node(wide(graph, *id)).op, Op::Iota { .. });
+    let is_distance = far.op == Op::Binary(BinaryOp::Sub) && far.inputs.first().is_some_and(counted);
+    (node.op == Op::Binary(BinaryOp::Mul) && is_distance).then_some(slopes)
 }
 
 /// An attention call and its gradient.
 struct Differentiated {
     graph: Graph,
     operands: [NodeId; 3],
-    mask: Option<NodeId>,
+    added: Option<NodeId>,
+    slopes: Option<NodeId>,
+    documents: Option<NodeId>,
     seed: Option<NodeId>,
     result_gradient: NodeId,
     gradients: [NodeId; 3],

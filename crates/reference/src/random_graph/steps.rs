@@ -1,6 +1,9 @@
 //! The steps by which a random graph grows: each takes a live value and adds one idiom to the graph.
 
-use deuteron_graph::{Activation, BinaryOp, CompareOp, Composite, Dtype, Gelu, Mask, NodeId, ReduceOp, Shape, UnaryOp};
+use deuteron_graph::{
+    Activation, BinaryOp, CompareOp, Composite, Dtype, Gelu, GraphError, Mask, NodeId, ReduceOp, ScoreOptions, Shape,
+    UnaryOp,
+};
 
 use super::maker::{LARGE, Live, Made, Maker};
 use crate::array::Array;
@@ -345,7 +348,34 @@ impl Maker {
         let (k, v) = (self.input(Shape::new(dims.clone()), dtype)?, self.input(Shape::new(dims), dtype)?);
         let mask = self.generator.pick(&[Mask::Full, Mask::Causal]);
         let scale = 1.0 / (shape.cols() as f64).sqrt();
-        let y = self.graph.attention(x.id, k, v, mask, scale)?;
+        let scores =
+            if self.generator.chance(0.5) { self.score_options(&shape, keys)? } else { ScoreOptions::default() };
+        let y = self.graph.worked_attention([x.id, k, v], mask, scale, scores)?;
         self.result(y, 4.0)
+    }
+
+    /// Some work on the scores of attention.
+    fn score_options(&mut self, shape: &Shape, keys: usize) -> Result<ScoreOptions, GraphError> {
+        let rank = shape.rank();
+        let queries = shape[rank - 2];
+        let mut options = ScoreOptions {
+            soft_cap: self.generator.chance(0.4).then_some(2.0),
+            window: self.generator.chance(0.5).then(|| self.generator.pick(&[1, 5, 40])),
+            ..ScoreOptions::default()
+        };
+        if rank >= 3 && self.generator.chance(0.4) {
+            let heads = shape[rank - 3];
+            let slopes = Array::uniform([heads, 1, 1], self.generator.bits(), -0.2, 0.2);
+            options.slopes = Some(self.given(slopes, Dtype::F32, "slopes")?);
+        }
+        if self.generator.chance(0.4) && queries * keys <= MOST_ELEMENTS {
+            let bias = Array::normal([queries, keys], self.generator.bits());
+            options.bias = Some(self.given(bias, Dtype::F32, "bias")?);
+        }
+        if self.generator.chance(0.4) && queries <= keys {
+            let documents = Array::from_fn([keys], |key| (key * 3 / keys) as f64);
+            options.documents = Some(self.given(documents, Dtype::I32, "documents")?);
+        }
+        Ok(options)
     }
 }

@@ -1,6 +1,6 @@
 //! Every composite: its expansion, interpreted, against its formula.
 
-use deuteron_graph::{Activation, Composite, Dtype, Gelu, Graph, Mask, Shape};
+use deuteron_graph::{Activation, Composite, Dtype, Gelu, Graph, Mask, ScoreWork, Shape};
 use deuteron_reference::{Array, Interpretation, Rounding, formula, interpret};
 
 const SIZES: [usize; 6] = [1, 2, 7, 64, 127, 129];
@@ -266,11 +266,61 @@ fn attentions() {
             let scale = 0.3;
             let length = features + keys;
             check(Composite::AttentionScores { mask, scale }, &with(&[&q, &k]), length);
-            check(Composite::Attention { mask, scale, p: 0.0, offset: 0 }, &with(&[&q, &k, &v]), length);
+            check(
+                Composite::Attention { mask, scale, p: 0.0, offset: 0, work: ScoreWork::NONE },
+                &with(&[&q, &k, &v]),
+                length,
+            );
             let mut dropped = with(&[&q, &k, &v]);
             dropped.push(seed.clone());
-            check(Composite::Attention { mask, scale, p: 0.25, offset: 2 }, &dropped, length);
+            check(Composite::Attention { mask, scale, p: 0.25, offset: 2, work: ScoreWork::NONE }, &dropped, length);
         }
+    }
+}
+
+#[test]
+fn attentions_with_work_on_scores() {
+    for (queries, keys, features) in [(1, 1, 1), (1, 40, 4), (7, 7, 3), (5, 129, 8), (64, 65, 7), (66, 9, 4)] {
+        let operand = |length, seed| float(Array::normal([2, 3, length, features], seed));
+        let (q, k, v) = (operand(queries, 1), operand(keys, 2), operand(keys, 3));
+        let slopes = float(Array::new([3, 1, 1], vec![0.5, 0.25, -0.125]));
+        let mut bias = Array::normal([2, 1, queries, keys], 4);
+        // The first query sees nothing.
+        bias.values[..keys].fill(f64::NEG_INFINITY);
+        let documents = [
+            integer(Array::from_fn([keys], |key| (key * 3 / keys) as f64)),
+            // Documents need not lie together.
+            integer(Array::from_fn([2, keys], |key| ((key * 7) % 3) as f64)),
+        ];
+        let positions = integer(Array::new([2], vec![0.0, keys as f64 - 1.0]));
+        let additive = float(Array::normal([queries, keys], 5));
+        let mut cases = 0;
+        for mask in [Mask::Full, Mask::Causal, Mask::Additive, Mask::Cached] {
+            for bits in 0..32u32 {
+                let on = |bit: u32| bits >> bit & 1 == 1;
+                let work = ScoreWork {
+                    soft_cap: on(0).then_some(0.7),
+                    slopes: on(1),
+                    bias: on(2),
+                    window: on(3).then_some([1, 3, 64][bits as usize % 3]),
+                    documents: on(4),
+                };
+                let own = (work.bias && mask == Mask::Additive) || (work.documents && mask == Mask::Cached);
+                if own || (work.documents && queries > keys) {
+                    continue;
+                }
+                let mut operands = vec![q.clone(), k.clone(), v.clone()];
+                operands.extend((mask == Mask::Additive).then(|| additive.clone()));
+                operands.extend((mask == Mask::Cached).then(|| positions.clone()));
+                operands.extend(work.slopes.then(|| slopes.clone()));
+                operands.extend(work.bias.then(|| float(bias.clone())));
+                operands.extend(work.documents.then(|| documents[bits as usize / 4 % 2].clone()));
+                let composite = Composite::Attention { mask, scale: 0.3, p: 0.0, offset: 0, work };
+                check(composite, &operands, features + keys);
+                cases += 1;
+            }
+        }
+        assert!(cases > 32, "{cases} cases of {queries} queries and {keys} keys");
     }
 }
 

@@ -35,15 +35,14 @@ impl AttentionLaunch {
             },
             None => 0,
         };
-        let mask = match kernel.mask {
-            AttentionMask::Additive(dtype) => Some(Mask { dtype, elements: heads(AttentionOperand::Mask, shape.mask) }),
-            AttentionMask::Full | AttentionMask::Causal | AttentionMask::Cached => None,
-        };
+        let mask = kernel.added().map(|dtype| Mask { dtype, elements: heads(AttentionOperand::Mask, shape.mask) });
         let inputs = Inputs {
             q: heads(AttentionOperand::Q, shape.q),
             k: heads(AttentionOperand::K, shape.k),
             v: heads(AttentionOperand::V, shape.v),
             mask,
+            slopes: kernel.scores.slopes.then(|| heads(AttentionOperand::Slopes, shape.slopes)),
+            documents: kernel.scores.documents.then(|| heads(AttentionOperand::Documents, shape.documents)),
             used: match kernel.mask {
                 AttentionMask::Cached => {
                     Used::To(heads(AttentionOperand::Positions, HeadStrides::default()).address.cast_const().cast())

@@ -12,7 +12,8 @@ fn heads([batch, heads, queries, keys]: [usize; 4], kernel: &AttentionKernel) ->
         position: kernel.width,
     };
     let (q, k) = (strides(heads, queries), strides(heads / kernel.group, keys));
-    AttentionShape { batch, heads, queries, keys, q, k, v: k, mask: HeadStrides::default(), o: q }
+    let none = HeadStrides::default();
+    AttentionShape { batch, heads, queries, keys, q, k, v: k, mask: none, slopes: none, documents: none, o: q }
 }
 
 fn chosen(kernel: AttentionKernel, shape: AttentionShape) -> Option<Groups> {

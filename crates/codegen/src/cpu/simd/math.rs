@@ -133,7 +133,7 @@ pub(super) fn sigmoid<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
 
 /// `1 - 2 / (e^2a + 1)` for large `a = |x|`, a polynomial below, where the difference would cancel.
 #[inline(always)]
-pub(super) fn tanh<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
+pub fn tanh<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
     let a = simd.abs(x);
     let e = exp(simd, simd.add(a, a));
     let d = simd.reciprocal_from_one(simd.add(e, simd.splat(1.0)));

@@ -4,6 +4,7 @@ mod backward;
 mod block;
 mod forward;
 mod rows;
+mod scores;
 
 use deuteron::{GroupKind, Session};
 

@@ -243,7 +243,7 @@ impl Case {
     /// The gradients in f64, and the largest score. `least` is what the smallest weight may be off.
     fn formula(&self, least: f64) -> ([Sums; 3], f64) {
         let AttentionKernel { width, scale, mask: kind, .. } = self.kernel;
-        let AttentionShape { batch, heads, queries, keys, q, k, v, mask, o } = self.shape;
+        let AttentionShape { batch, heads, queries, keys, q, k, v, mask, o, .. } = self.shape;
         let [q, k, v] = [(Q, q), (K, k), (V, v)].map(|(operand, strides)| self.rows(Operand(operand), strides));
         let gradient = self.rows(ResultGradient, o);
         let added = match kind {

@@ -2,7 +2,7 @@
 
 use deuteron_attention::cpu::family;
 use deuteron_attention::kernel::LoweredAttention;
-use deuteron_attention::{AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides};
+use deuteron_attention::{AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides, ScoreRules};
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_device::{Cpu, Device, DeviceError, Job, Launching, NoStates, Place};
 use deuteron_graph::Dtype;
@@ -14,10 +14,23 @@ pub fn tiny() -> (AttentionKernel, AttentionShape) {
     let strides = HeadStrides { batch: 4, head: 4, position: 2 };
     let (dtype, mask) = (Dtype::F32, AttentionMask::Full);
     let result = AttentionResult::Values;
-    let kernel = AttentionKernel { dtype, kv: dtype, width: 2, group: 1, scale: 1.0, mask, dropout: None, result };
+    let kernel = AttentionKernel {
+        dtype,
+        kv: dtype,
+        width: 2,
+        group: 1,
+        scale: 1.0,
+        mask,
+        scores: ScoreRules::NONE,
+        dropout: None,
+        result,
+    };
     let (q, k, v, o) = (strides, strides, strides, strides);
     let mask = HeadStrides::default();
-    (kernel, AttentionShape { batch: 1, heads: 1, queries: 1, keys: 2, q, k, v, mask, o })
+    let none = HeadStrides::default();
+    let shape =
+        AttentionShape { batch: 1, heads: 1, queries: 1, keys: 2, q, k, v, mask, slopes: none, documents: none, o };
+    (kernel, shape)
 }
 
 /// The same, and what is wrong with it.

@@ -1,7 +1,7 @@
 //! Problems of attention: kernels, sizes, numbers.
 
 use deuteron_attention::kernel::DropoutRule;
-use deuteron_attention::{AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides};
+use deuteron_attention::{AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides, ScoreRules};
 use deuteron_graph::Dtype;
 use half::{bf16, f16};
 
@@ -23,7 +23,7 @@ pub fn is_usual(width: usize) -> bool {
 pub fn named_kernel(dtype: Dtype, width: usize, mask: AttentionMask, dropout: bool) -> AttentionKernel {
     let scale = 1.0 / (width as f32).sqrt();
     let (dropout, result) = (dropout.then_some(DROPOUT), AttentionResult::Values);
-    AttentionKernel { dtype, kv: dtype, width, group: 1, scale, mask, dropout, result }
+    AttentionKernel { dtype, kv: dtype, width, group: 1, scale, mask, scores: ScoreRules::NONE, dropout, result }
 }
 
 /// Contiguous `[batch, heads, positions, width]`.
@@ -45,7 +45,8 @@ pub fn shape(sizes: [usize; 4], kernel: &AttentionKernel) -> AttentionShape {
             HeadStrides { batch: heads * queries * keys, head: queries * keys, position: keys }
         }
     };
-    AttentionShape { batch, heads, queries, keys, q, k, v: k, mask, o }
+    let none = HeadStrides::default();
+    AttentionShape { batch, heads, queries, keys, q, k, v: k, mask, slopes: none, documents: none, o }
 }
 
 pub fn stored(dtype: Dtype, values: &[f32]) -> Vec<u8> {

@@ -3,13 +3,13 @@
 use std::fmt::Write;
 use std::ops::Range;
 
-use deuteron_attention::AttentionOperand;
 use deuteron_attention::cuda::forward::{ForwardVariant, with_variant};
 use deuteron_attention::cuda::hopper::Groups;
 use deuteron_attention::cuda::tiles::Tiles;
 use deuteron_attention::kernel::{
     AttentionKernel, AttentionMask, AttentionResult, AttentionShape, HeadStrides, LoweredAttention,
 };
+use deuteron_attention::{AttentionOperand, ScoreRules};
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget};
 use deuteron_codegen::{ArgBinding, Kernel, Source};
 use deuteron_graph::{Dtype, Graph};
@@ -57,7 +57,8 @@ impl Case {
         let &Case { batch, heads, queries, keys, .. } = self;
         let q = self.strides(heads, queries, kernel.width);
         let k = self.strides(heads / kernel.group, keys, kernel.width);
-        AttentionShape { batch, heads, queries, keys, q, k, v: k, mask: HeadStrides::default(), o: q }
+        let none = HeadStrides::default();
+        AttentionShape { batch, heads, queries, keys, q, k, v: k, mask: none, slopes: none, documents: none, o: q }
     }
 
     /// The kernel by a variant.
@@ -93,7 +94,7 @@ impl Case {
 
 pub(super) fn kernel(dtype: Dtype, width: usize, mask: AttentionMask) -> AttentionKernel {
     let (scale, result) = (1.0 / (width as f32).sqrt(), AttentionResult::Values);
-    AttentionKernel { dtype, kv: dtype, width, group: 1, scale, mask, dropout: None, result }
+    AttentionKernel { dtype, kv: dtype, width, group: 1, scale, mask, scores: ScoreRules::NONE, dropout: None, result }
 }
 
 const DRIVER: &str = "attention.cpp";
