@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use crate::matmul::matmul;
 use crate::noise::DEVIATIONS;
-use crate::range::{least, range_of};
+use crate::range::{least, least_argument, range_of};
 use crate::reduce::{append, column_sum, gather, row_reduce, scatter_add};
 use crate::round::{round_to, ulp};
 use crate::scalar;
@@ -78,7 +78,7 @@ fn carried(graph: &Graph, node: &Node, operands: &[&Value]) -> Slack {
         Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } | Op::Compare(_) => None,
         // Refused before anything is carried.
         Op::Opaque(_) => None,
-        Op::Unary(op) => Some(through_unary(*op, operands[0], least(graph, node.inputs[0]))),
+        Op::Unary(op) => Some(through_unary(*op, operands[0], least_argument(graph, node))),
         Op::Binary(op) => Some(through_binary(node, *op, operands)),
         Op::Select => Some(through_select(node, operands)),
         Op::Cast(_) | Op::StopGradient => operands[0].slack.clone(),

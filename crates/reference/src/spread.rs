@@ -13,7 +13,7 @@ use std::sync::Arc;
 use deuteron_graph::{BinaryOp, Callee, Dtype, Graph, Node, Op, ReduceOp, Shape, UnaryOp, View};
 
 use crate::noise::{DEVIATIONS, function, quotient, rounding};
-use crate::range::{least, range_of};
+use crate::range::{least_argument, range_of};
 use crate::reduce::{append, gather};
 use crate::store::Store;
 use crate::strided::{Strided, concat, map, map_pair};
@@ -45,7 +45,7 @@ fn followed(graph: &Graph, index: usize, node: &Node, operands: &[&Value], resul
         Op::Cast(_) => unary(index, node, operands[0], result, |_, _, _| 1.0, |_, _| 0.0),
         Op::Unary(UnaryOp::Neg | UnaryOp::Abs) | Op::StopGradient => first(),
         Op::Unary(op) => {
-            let least = least(graph, node.inputs[0]);
+            let least = least_argument(graph, node);
             let slope = |x: f64, y: f64, off: f64| slope(*op, x, y, DEVIATIONS * off, least);
             unary(index, node, operands[0], result, slope, |x, y| function(*op, in_composite, x, y))
         }
