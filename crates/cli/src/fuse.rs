@@ -36,8 +36,8 @@ pub struct Arguments {
     /// Do not learn from this run. By default, predicted times are corrected by the measured times of long kernels; `doctor --forget` undoes that
     #[arg(long)]
     no_learn: bool,
-    /// Print the report as JSON: graph, device, verified, within_bounds, coverage, max_error, bound, eager, unfused, fused, speedup, speedup_over_eager, groups,
-    /// refusals, model; for a whole model also generation: the cost of a prompt and of one more token
+    /// Print the report as JSON: graph, device, verified, within_bounds, coverage, max_error, bound, eager, unfused, fused, speedup,
+    /// speedup_over_eager, groups, refusals, model; for a whole model also generation: the cost of a prompt and of one more token
     #[arg(long)]
     json: bool,
 }
@@ -224,13 +224,14 @@ fn print(report: &FuseReport, all: bool) {
     let Coverage { elements, without_bound, loose, .. } = &report.coverage;
     if *without_bound > 0 {
         outln!(
-            "{without_bound} of {elements} elements have no bound and were not checked: they depend on a divisor that may be 0, or on an undecided index."
+            "{without_bound} of {elements} elements have no bound and were not checked: they depend on a divisor that may be 0, or on an \
+             undecided index."
         );
     }
     if *loose > 0 {
         outln!(
-            "{loose} of {elements} elements have a bound above the largest value of their output, so little was checked there: they depend on undecided \
-             roundings or comparisons, or on rows of attention whose keys are all masked."
+            "{loose} of {elements} elements have a bound above the largest value of their output, so little was checked there: they depend on \
+             undecided roundings or comparisons, or on rows of attention whose keys are all masked."
         );
     }
 }

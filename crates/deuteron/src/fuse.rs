@@ -35,7 +35,7 @@ pub struct FuseReport {
     pub graph: String,
     /// where it ran
     pub device: String,
-    /// whether every output of all plans is within its bounds, and these bounds say something: not all of them are above the largest value of their output
+    /// whether every output of all plans is within its bounds, and these say something: not all are above the largest value of their output
     pub verified: bool,
     /// whether every output of all plans is within its bounds, and some element of every output has one: what the exit code says
     pub within_bounds: bool,

@@ -1,11 +1,11 @@
 //! Values that lie in a range whatever was rounded before them: a probability between 0 and 1, an element of a normalised row within `sqrt(n)`.
 //!
-//! The error analysis follows each step by its slopes, and finds no bound for the probabilities of a row whose scores are off by much: a row whose keys
-//! are all masked by -1e9, whose scores are rounded to multiples of 64. No kernel leaves the range, so no error is larger than the range is wide.
-//! Ranges are found by the shape of the formula, so they hold in composites, gradients and imported graphs alike.
+//! The error analysis follows each step by its slopes, and finds no bound for the probabilities of a row whose scores are off by much: a row
+//! whose keys are all masked by -1e9, whose scores are rounded to multiples of 64. No kernel leaves the range, so no error is larger than the
+//! range is wide. Ranges are found by the shape of the formula, so they hold in composites, gradients and imported graphs alike.
 //!
-//! The exponentials of a row and their sum are not cut off, though they have ranges: the analysis takes the largest of the row as exact (`spread.rs`), so
-//! their spread holds its error, which a logarithm of the sum carries on. It cancels in a probability.
+//! The exponentials of a row and their sum are not cut off, though they have ranges: the analysis takes the largest of the row as exact
+//! (`spread.rs`), so their spread holds its error, which a logarithm of the sum carries on. It cancels in a probability.
 
 use deuteron_graph::{BinaryOp, CompareOp, Graph, Node, NodeId, Op, ReduceOp, UnaryOp};
 

@@ -27,11 +27,11 @@ impl Diagonal {
     }
 }
 
-/// `-2^30`: below this, what rounding took from the maximum may overflow as a power of 2: the product that is subtracted from it is rounded as well.
+/// `-2^30`. A maximum below it is rounded to multiples of 128, and what is cut off may overflow as a power of 2.
 const DEEPEST: f32 = -1_073_741_824.0;
 
-/// The smallest finite mask that is added as it is: what is smaller, such as the smallest `f32`, would overflow to `-inf` in powers of 2, and a row whose
-/// keys are all masked by it would be empty instead of even.
+/// The smallest finite mask that is added as it is: what is smaller, such as the smallest `f32`, would overflow to `-inf` in powers of 2, and a
+/// row whose keys are all masked by it would be empty instead of even.
 const LOWEST: f32 = f32::MIN / 2.0;
 
 /// Masks scores: `s = scale * s + mask`, and `-inf` where hidden.

@@ -52,8 +52,9 @@ impl Agreement {
 }
 
 /// Runs the fused plan and compares each output with what is given for it. Allowed is, per element, the bound of our own
-/// rounding twice, as the other program rounds too, but no more than twice the largest value of the output; and a thousandth of the value. An element without a
-/// bound may differ by as large a share of the largest value. Integers and truth values must be equal, but for undecided branches.
+/// rounding twice, as the other program rounds too, but no more than twice the largest value of the output; and a thousandth of the value. An
+/// element without a bound may differ by as large a share of the largest value. Integers and truth values must be equal, but for undecided
+/// branches.
 pub fn agreement(engine: &Engine, graph: &Graph, inputs: &[Tensor], given: &[TensorData]) -> Result<Agreement, Error> {
     let mut session = Session::new(engine, graph, Strategy::Fused)?;
     let uploaded: Vec<Tensor> = inputs.iter().map(|tensor| tensor.to_device(engine)).collect::<Result<_, _>>()?;
