@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use clap::Args;
 use deuteron::fuse::{
-    Agreement, FuseOptions, FuseReport, GroupReport, Lesson, PlanReport, Stage, fuse_on, inputs, lesson,
+    Agreement, Coverage, FuseOptions, FuseReport, GroupReport, Lesson, PlanReport, Stage, fuse_on, inputs, lesson,
 };
 use deuteron::{Bytes, Engine};
 use deuteron_gpt2::BenchReport;
@@ -36,8 +36,8 @@ pub struct Arguments {
     /// Do not learn from this run. By default, predicted times are corrected by the measured times of long kernels; `doctor --forget` undoes that
     #[arg(long)]
     no_learn: bool,
-    /// Print the report as JSON: graph, device, verified, max_error, bound, eager, unfused, fused, speedup, speedup_over_eager, groups,
-    /// refusals, model; for a whole model also generation: the cost of a prompt and of one more token
+    /// Print the report as JSON: graph, device, verified, within_bounds, coverage, max_error, bound, eager, unfused, fused, speedup,
+    /// speedup_over_eager, groups, refusals, model; for a whole model also generation: the cost of a prompt and of one more token
     #[arg(long)]
     json: bool,
 }
@@ -72,6 +72,17 @@ impl Agreed<'_> {
             worst.allowed,
             worst.output
         );
+        let Agreement { elements, without_bound, loose, .. } = self.agreement;
+        if *without_bound > 0 {
+            outln!(
+                "{without_bound} of {elements} elements have no bound: they may differ by a share of the largest value of their output."
+            );
+        }
+        if *loose > 0 {
+            outln!(
+                "{loose} of {elements} elements have a bound above the largest value of their output: they may differ by twice that value."
+            );
+        }
     }
 }
 
@@ -138,7 +149,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         }
     }
     let agrees = checks.iter().all(|(_, agreement)| agreement.holds());
-    Ok(Outcome::of(report.verified && agrees))
+    Ok(Outcome::of(report.within_bounds && agrees))
 }
 
 /// The stages of the command, in order.
@@ -209,13 +220,35 @@ fn print(report: &FuseReport, all: bool) {
     if report.eager.kernels > report.unfused.kernels {
         outln!("{}", against("eager", &report.eager, &report.fused, report.speedup_over_eager));
     }
-    let verdict = if report.verified { "Verified" } else { "NOT VERIFIED" };
-    outln!(
+    outln!("{}", verdict(report));
+    let Coverage { elements, without_bound, loose, .. } = &report.coverage;
+    if *without_bound > 0 {
+        outln!(
+            "{without_bound} of {elements} elements have no bound and were not checked: they depend on a divisor that may be 0, or on an \
+             undecided index."
+        );
+    }
+    if *loose > 0 {
+        outln!(
+            "{loose} of {elements} elements have a bound above the largest value of their output, so little was checked there: they depend on \
+             undecided roundings or comparisons, or on rows of attention whose keys are all masked."
+        );
+    }
+}
+
+fn verdict(report: &FuseReport) -> String {
+    if let Some(output) = report.coverage.unchecked_outputs.first() {
+        return format!("NOT VERIFIED against f64: no element of output {output} has a bound.");
+    }
+    let verdict = match (report.verified, report.within_bounds) {
+        (true, _) => "Verified",
+        (false, true) => "HARDLY CHECKED",
+        (false, false) => "NOT VERIFIED",
+    };
+    format!(
         "{verdict} against f64: largest error {:.2e}, bound {:.2e} (output {}).",
-        report.max_error,
-        report.bound,
-        report.worst_output
-    );
+        report.max_error, report.bound, report.worst_output
+    )
 }
 
 /// The gain of fusing over a named baseline.

@@ -25,6 +25,7 @@ use crate::verify::{Expected, Verification};
 pub(crate) use measure::{PlanTimes, measure};
 
 pub use crate::seed::inputs;
+pub use crate::verify::Coverage;
 pub use agreement::{Agreement, Difference, agreement};
 
 /// The result of `fuse`. The JSON form has these fields.
@@ -34,11 +35,15 @@ pub struct FuseReport {
     pub graph: String,
     /// where it ran
     pub device: String,
-    /// whether every output of all plans is within its bound
+    /// whether every output of all plans is within its bounds, and these say something: not all are above the largest value of their output
     pub verified: bool,
+    /// whether every output of all plans is within its bounds, and some element of every output has one: what the exit code says
+    pub within_bounds: bool,
+    /// how many elements were checked
+    pub coverage: Coverage,
     /// largest error against f64, of the output nearest to its bound
     pub max_error: f64,
-    /// the bound of that output
+    /// the bound of that output; `null` if none of its elements has one, which is then not verified
     pub bound: f64,
     /// the largest error as a share of its bound
     pub worst_ratio: f64,
@@ -228,6 +233,8 @@ fn report(
 ) -> FuseReport {
     let worst = checked.iter().filter_map(Verification::worst);
     let worst = worst.max_by(|a, b| a.comparison.ratio.total_cmp(&b.comparison.ratio));
+    // Bounds are of the graph and its inputs, so they are those of every plan.
+    let coverage = checked.first().map(Verification::coverage).unwrap_or_default();
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     let plan_report = |(plan, times): (&Plan, &PlanTimes)| PlanReport {
         kernels: plan.groups.len(),
@@ -254,7 +261,8 @@ fn report(
         code: refusal.reason.code().to_string(),
         text: refusal.reason.to_string(),
     });
-    let verified = checked.iter().all(Verification::holds);
+    let within_bounds = coverage.is_whole() && checked.iter().all(Verification::holds);
+    let verified = within_bounds && !coverage.is_vacuous();
     let [unfused_shares, fused_shares] = [UNFUSED, FUSED].map(|index| times[index].shares());
     let model = class_errors(fused_plan, &fused_shares);
     let machine = engine.device().machine();
@@ -276,6 +284,8 @@ fn report(
         graph: graph.name().to_string(),
         device: engine.device().describe(),
         verified,
+        within_bounds,
+        coverage,
         max_error: worst.map_or(0.0, |worst| worst.comparison.error),
         bound: worst.map_or(0.0, |worst| worst.comparison.bound),
         worst_ratio: worst.map_or(0.0, |worst| worst.comparison.ratio),

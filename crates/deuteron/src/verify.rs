@@ -2,6 +2,7 @@
 
 use deuteron_graph::{Dtype, Graph};
 use deuteron_reference::{Array, Bounded, Comparison, bounded};
+use serde::Serialize;
 
 use crate::error::Error;
 use crate::tensor::Tensor;
@@ -27,6 +28,31 @@ pub struct VerifiedOutput {
     pub dtype: Dtype,
     /// largest error and bound
     pub comparison: Comparison,
+}
+
+/// How much of the results a comparison with the reference covers.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct Coverage {
+    /// elements of all outputs
+    pub elements: u64,
+    /// elements that have no bound and were not checked: they depend on a divisor that may be 0, or on an undecided index
+    pub without_bound: u64,
+    /// elements whose bound is larger than every value of their output: they depend on undecided branches, or on a row whose keys are all masked
+    pub loose: u64,
+    /// outputs of which no element has a bound
+    pub unchecked_outputs: Vec<String>,
+}
+
+impl Coverage {
+    /// Whether some element of every output has a bound.
+    pub fn is_whole(&self) -> bool {
+        self.unchecked_outputs.is_empty()
+    }
+
+    /// Whether no element has a bound that says much.
+    pub fn is_vacuous(&self) -> bool {
+        self.elements > 0 && self.without_bound + self.loose == self.elements
+    }
 }
 
 impl Expected {
@@ -63,6 +89,27 @@ impl Verification {
 
     /// The output whose error is the largest share of its bound.
     pub fn worst(&self) -> Option<&VerifiedOutput> {
-        self.outputs.iter().max_by(|a, b| a.comparison.ratio.total_cmp(&b.comparison.ratio))
+        let checked = |output: &VerifiedOutput| output.comparison.is_checked();
+        let order = |output: &VerifiedOutput| (checked(output), output.comparison.ratio);
+        self.outputs.iter().max_by(|a, b| {
+            let ((a_checked, a), (b_checked, b)) = (order(a), order(b));
+            a_checked.cmp(&b_checked).then(a.total_cmp(&b))
+        })
+    }
+
+    /// What was compared.
+    pub fn coverage(&self) -> Coverage {
+        let comparisons = || self.outputs.iter().map(|output| &output.comparison);
+        Coverage {
+            elements: comparisons().map(|comparison| comparison.shares.elements()).sum(),
+            without_bound: comparisons().map(|comparison| comparison.shares.unbounded).sum(),
+            loose: comparisons().map(|comparison| comparison.loose).sum(),
+            unchecked_outputs: self
+                .outputs
+                .iter()
+                .filter(|output| !output.comparison.is_checked())
+                .map(|output| output.name.clone())
+                .collect(),
+        }
     }
 }

@@ -51,6 +51,8 @@ pub struct Comparison {
     pub bound: f64,
     /// All elements, by their error.
     pub shares: Shares,
+    /// Elements whose bound is finite but larger than every value of the tensor: the comparison says little of them.
+    pub loose: u64,
 }
 
 /// Counts of elements by their error as a share of their bound.
@@ -62,13 +64,18 @@ pub struct Shares {
     pub within: [u64; Shares::LIMITS.len()],
     /// Elements outside of their bound.
     pub wrong: u64,
-    /// Elements without a known bound.
+    /// Elements without a known bound: nothing was checked there.
     pub unbounded: u64,
 }
 
 impl Shares {
     /// Upper ends of the shares that are counted.
     pub const LIMITS: [f64; 6] = [0.0625, 0.125, 0.25, 0.5, 0.75, 1.0];
+
+    /// All elements.
+    pub fn elements(&self) -> u64 {
+        self.exact + self.within.iter().sum::<u64>() + self.wrong + self.unbounded
+    }
 
     /// One more element.
     pub fn count(&mut self, ratio: Option<f64>) {
@@ -96,6 +103,12 @@ impl Comparison {
     /// Whether every element is within its bound.
     pub fn holds(&self) -> bool {
         self.ratio <= 1.0
+    }
+
+    /// Whether any element has a bound. Without one nothing was checked; of an empty tensor there is nothing to check.
+    pub fn is_checked(&self) -> bool {
+        let elements = self.shares.elements();
+        elements == 0 || self.shares.unbounded < elements
     }
 }
 
@@ -127,12 +140,20 @@ impl Bounded {
     /// Compares a result of the same shape with the reference.
     pub fn compare(&self, got: &Array) -> Comparison {
         assert_eq!(self.exact.shape, got.shape, "a result of the shape of the reference");
-        let mut comparison =
-            Comparison { ratio: 0.0, worst_index: 0, error: 0.0, bound: 0.0, shares: Shares::default() };
+        let mut comparison = Comparison {
+            ratio: 0.0,
+            worst_index: 0,
+            error: 0.0,
+            bound: 0.0,
+            shares: Shares::default(),
+            loose: self.loose(),
+        };
+        let mut first = true;
         for (index, ratio) in self.ratios(got).enumerate() {
             comparison.shares.count(ratio);
-            if let Some(ratio) = ratio.filter(|&ratio| ratio > comparison.ratio) {
-                (comparison.ratio, comparison.worst_index) = (ratio, index);
+            // The first one that has a bound stands for the others until one is worse.
+            if let Some(ratio) = ratio.filter(|&ratio| first || ratio > comparison.ratio) {
+                (comparison.ratio, comparison.worst_index, first) = (ratio, index, false);
             }
         }
         let at = comparison.worst_index;
@@ -141,6 +162,17 @@ impl Bounded {
             comparison.error = element_error(exact, got.values[at], comparison.bound, self.dtype);
         }
         comparison
+    }
+
+    /// The largest magnitude of the finite values.
+    pub fn largest(&self) -> f64 {
+        self.exact.values.iter().filter(|x| x.is_finite()).fold(0.0, |largest, x| x.abs().max(largest))
+    }
+
+    /// Elements whose bound is finite but larger than every value.
+    fn loose(&self) -> u64 {
+        let largest = self.largest();
+        self.bounds.iter().filter(|&&bound| bound.is_finite() && bound > largest).count() as u64
     }
 
     /// The error of each element as a share of its bound; `None` where there is no bound.

@@ -35,6 +35,7 @@ mod philox;
 mod picked;
 mod primitives;
 mod random_graph;
+mod range;
 mod reduce;
 mod round;
 mod scalar;

@@ -215,7 +215,7 @@ impl<'a> Evaluation<'_, 'a> {
         })?;
         let (slack, spread) = match self.rounding {
             Rounding::Analysed => {
-                (slack_of(node, operands, &main), spread_of(self.graph, index, node, operands, &main))
+                (slack_of(self.graph, node, operands, &main), spread_of(self.graph, index, node, operands, &main))
             }
             Rounding::Exact | Rounding::Storage => (None, Spread::default()),
         };

@@ -4,11 +4,12 @@
 //! other branch of the following select and still be right. So is a rounding to integers near a half. Slack originates
 //! there and is carried through every later primitive; it is `None` (zero everywhere) in almost every tensor.
 
-use deuteron_graph::{BinaryOp, Dtype, Node, Op, ReduceOp, UnaryOp, View, memory};
+use deuteron_graph::{BinaryOp, CompareOp, Dtype, Graph, Node, Op, ReduceOp, UnaryOp, View, memory};
 use rayon::prelude::*;
 
 use crate::matmul::matmul;
 use crate::noise::DEVIATIONS;
+use crate::range::{least, least_argument, range_of};
 use crate::reduce::{append, column_sum, gather, row_reduce, scatter_add};
 use crate::round::{round_to, ulp};
 use crate::scalar;
@@ -23,8 +24,9 @@ const NEAR: f64 = 1.0;
 const EQUAL: f64 = 0.5;
 
 /// The slack of a node's result, which is `result` unless a decision falls the other way.
-pub(crate) fn slack_of(node: &Node, operands: &[&Value], result: &Strided) -> Slack {
+pub(crate) fn slack_of(graph: &Graph, node: &Node, operands: &[&Value], result: &Strided) -> Slack {
     let born = match &node.op {
+        Op::Compare(CompareOp::Eq) if never_zero(graph, node, operands) => None,
         Op::Compare(_) if node.inputs[0] != node.inputs[1] => near_ties(node, operands[0], operands[1]),
         Op::Unary(UnaryOp::Round) => jumps(operands[0], f64::round_ties_even),
         Op::Cast(dtype @ (Dtype::I8 | Dtype::F8e4m3)) => jumps(operands[0], |x| round_to(*dtype, x)),
@@ -33,10 +35,21 @@ pub(crate) fn slack_of(node: &Node, operands: &[&Value], result: &Strided) -> Sl
             if operands.iter().all(|operand| operand.slack.is_none()) {
                 return None;
             }
-            carried(node, operands).map(|slack| if rounds(node) { stored(node, &slack, result) } else { slack })
+            let carried = carried(graph, node, operands);
+            let stored = carried.map(|slack| if rounds(node) { stored(node, &slack, result) } else { slack });
+            match range_of(graph, node) {
+                Some(range) => stored.map(|slack| range.slack(slack, result)),
+                None => stored,
+            }
         }
     };
     born.filter(|slack| slack.any(|x| x > 0.0))
+}
+
+/// Whether a comparison asks of a value that is well above 0, whatever was rounded, whether it is 0.
+fn never_zero(graph: &Graph, node: &Node, operands: &[&Value]) -> bool {
+    let is_zero = matches!(graph.node(node.inputs[1]).op, Op::Const { value: 0.0, .. });
+    is_zero && least(graph, node.inputs[0]) > 0.0 && !operands[0].main.any(|x| x == 0.0 || x.is_nan())
 }
 
 /// Whether an operation stores a number that it computed.
@@ -60,12 +73,12 @@ fn stored(node: &Node, slack: &Strided, result: &Strided) -> Strided<'static> {
 }
 
 /// Slack of the operands, seen through an operation without decisions of its own.
-fn carried(node: &Node, operands: &[&Value]) -> Slack {
+fn carried(graph: &Graph, node: &Node, operands: &[&Value]) -> Slack {
     match &node.op {
         Op::Input { .. } | Op::Const { .. } | Op::Iota { .. } | Op::Random { .. } | Op::Compare(_) => None,
         // Refused before anything is carried.
         Op::Opaque(_) => None,
-        Op::Unary(op) => Some(through_unary(*op, operands[0])),
+        Op::Unary(op) => Some(through_unary(*op, operands[0], least_argument(graph, node))),
         Op::Binary(op) => Some(through_binary(node, *op, operands)),
         Op::Select => Some(through_select(node, operands)),
         Op::Cast(_) | Op::StopGradient => operands[0].slack.clone(),
@@ -124,8 +137,9 @@ fn change(from: f64, to: f64) -> f64 {
     if distance.is_nan() { f64::INFINITY } else { distance }
 }
 
-fn through_unary(op: UnaryOp, x: &Value) -> Strided<'static> {
-    let crosses_pole = op == UnaryOp::Reciprocal;
+/// Arguments are not below `least`, if that is above 0.
+fn through_unary(op: UnaryOp, x: &Value, least: f64) -> Strided<'static> {
+    let crosses_pole = op == UnaryOp::Reciprocal && least == 0.0;
     map(&x.main.shape, [&x.main, &slack_or_zero(x)], Store::PLAIN, |[x, slack]| {
         if slack == 0.0 {
             return 0.0;
@@ -134,7 +148,8 @@ fn through_unary(op: UnaryOp, x: &Value) -> Strided<'static> {
             return f64::INFINITY;
         }
         let here = op.apply(x);
-        change(here, op.apply(x + slack)).max(change(here, op.apply(x - slack)))
+        let below = if least > 0.0 { (x - slack).max(least.min(x)) } else { x - slack };
+        change(here, op.apply(x + slack)).max(change(here, op.apply(below)))
     })
 }
 

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use deuteron_graph::{BinaryOp, Callee, Dtype, Graph, Node, Op, ReduceOp, Shape, UnaryOp, View};
 
 use crate::noise::{DEVIATIONS, function, quotient, rounding};
+use crate::range::{least_argument, range_of};
 use crate::reduce::{append, gather};
 use crate::store::Store;
 use crate::strided::{Strided, concat, map, map_pair};
@@ -20,6 +21,15 @@ use crate::value::{Axes, Spread, Value, norm, or_zero};
 
 /// The spread of the result of a node, which is the one at `index` or has some of its rows.
 pub(crate) fn spread_of(graph: &Graph, index: usize, node: &Node, operands: &[&Value], result: &Strided) -> Spread {
+    let spread = followed(graph, index, node, operands, result);
+    match range_of(graph, node) {
+        Some(range) if !spread.is_exact() => range.spread(spread, result),
+        _ => spread,
+    }
+}
+
+/// The same by the slopes of the operation alone.
+fn followed(graph: &Graph, index: usize, node: &Node, operands: &[&Value], result: &Strided) -> Spread {
     let first = || operands[0].spread.clone();
     let in_composite = graph.calls()[node.call.index()].callee != Callee::Primitive;
     match &node.op {
@@ -35,7 +45,8 @@ pub(crate) fn spread_of(graph: &Graph, index: usize, node: &Node, operands: &[&V
         Op::Cast(_) => unary(index, node, operands[0], result, |_, _, _| 1.0, |_, _| 0.0),
         Op::Unary(UnaryOp::Neg | UnaryOp::Abs) | Op::StopGradient => first(),
         Op::Unary(op) => {
-            let slope = |x: f64, y: f64, off: f64| slope(*op, x, y, DEVIATIONS * off);
+            let least = least_argument(graph, node);
+            let slope = |x: f64, y: f64, off: f64| slope(*op, x, y, DEVIATIONS * off, least);
             unary(index, node, operands[0], result, slope, |x, y| function(*op, in_composite, x, y))
         }
         Op::Binary(op) => binary(index, node, *op, operands, result),
@@ -162,15 +173,17 @@ fn mapped<const N: usize>(
     (own, Some(shared))
 }
 
-/// The largest slope of a function within `reach` of `x`, where its value is `y`.
+/// The largest slope of a function within `reach` of `x`, where its value is `y`, among arguments of magnitude `least` or more.
 #[inline(always)]
-fn slope(op: UnaryOp, x: f64, y: f64, reach: f64) -> f64 {
-    let near = x.abs() - reach;
+fn slope(op: UnaryOp, x: f64, y: f64, reach: f64, least: f64) -> f64 {
+    let near = (x.abs() - reach).max(least);
     // Where the error is small, the slope at `x` is as good and costs no function.
     let small = reach < x.abs() / 1024.0;
     match op {
         UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Round => 1.0,
         UnaryOp::Exp if reach < 1.0 / 1024.0 => y,
+        // To the value at the end of its reach: beside it the value here is nothing, and it may be 0 where the other factor overflows.
+        UnaryOp::Exp if reach > 64.0 => (x + reach).exp() / reach,
         UnaryOp::Exp => y * reach.exp_m1() / reach,
         UnaryOp::Log | UnaryOp::Reciprocal if near <= 0.0 => f64::INFINITY,
         UnaryOp::Log => 1.0 / near,
@@ -352,4 +365,18 @@ fn through_append(batch: usize, operands: &[&Value], shape: &Shape) -> Spread {
     let sources = Arc::new(cache.sources.union(&rows.sources).copied().collect());
     let (own, shared) = (placed(&cache.own, &rows.own), placed(&cache.shared, &rows.shared));
     Spread { own, shared, along: cache.along.with(rows.along), sources }.settled()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exponential_far_below_zero_is_zero_however_far_its_argument_is_off() {
+        let slope = |x: f64, y: f64, reach: f64| slope(UnaryOp::Exp, x, y, reach, 0.0);
+        assert_eq!(slope(-3.4e38, 0.0, 1e31), 0.0);
+        assert_eq!(slope(-800.0, 0.0, 700.0), (-100f64).exp() / 700.0);
+        assert_eq!(slope(-10.0, (-10f64).exp(), 1e-9), (-10f64).exp());
+        assert_eq!(slope(0.0, 1.0, 1e4), f64::INFINITY);
+    }
 }

@@ -6,6 +6,7 @@ use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
 use deuteron_codegen::cpu::simd::math::{exp, exp2, log};
 
 use super::TILE;
+use super::decode::across;
 
 /// By how much, as a power of 2, scores may exceed the maximum before it is updated: `2^8` is harmless in `f32`, and earlier sums
 /// seldom have to be scaled.
@@ -25,6 +26,13 @@ impl Diagonal {
         (row as isize - self.first - lane as isize).clamp(0, S::WIDTH as isize) as usize
     }
 }
+
+/// `-2^30`. A maximum below it is rounded to multiples of 128, and what is cut off may overflow as a power of 2.
+const DEEPEST: f32 = -1_073_741_824.0;
+
+/// The smallest finite mask that is added as it is: what is smaller, such as the smallest `f32`, would overflow to `-inf` in powers of 2, and a
+/// row whose keys are all masked by it would be empty instead of even.
+const LOWEST: f32 = f32::MIN / 2.0;
 
 /// Masks scores: `s = scale * s + mask`, and `-inf` where hidden.
 pub(super) struct Shift {
@@ -51,6 +59,7 @@ impl Kernel for Shift {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let (scale, never) = (simd.splat(self.scale), simd.splat(f32::NEG_INFINITY));
+        let lowest = simd.splat(LOWEST);
         for row in 0..self.keys {
             for lane in (0..self.lanes).step_by(S::WIDTH) {
                 let at = row * TILE + lane;
@@ -58,7 +67,8 @@ impl Kernel for Shift {
                 unsafe {
                     let mut s = simd.mul(scale, simd.load(self.scores.add(at)));
                     if let Some(mask) = self.mask {
-                        s = simd.add(s, simd.load(mask.add(at)));
+                        let mask = simd.load(mask.add(at));
+                        s = simd.add(s, simd.select(simd.equal(mask, never), never, simd.greater(lowest, mask)));
                     }
                     if let Some(diagonal) = self.diagonal {
                         s = simd.select(simd.first(diagonal.hidden::<S>(row, lane)), never, s);
@@ -129,6 +139,8 @@ impl Kernel for Softmax {
                 // Exactly 1 where the maximum stays, so that no error piles up over the tiles.
                 let factor = exp(simd, simd.mul(simd.sub(before, shift), simd.splat(LN_2)));
                 let less = simd.neg(shift);
+                let is_deep = across(simd, shift, f32::min) < DEEPEST;
+                let power = Power { scale, shift, less, is_deep };
                 let mut sums = [simd.splat(0.0); 2];
                 if let Some(pairs) = self.pairs {
                     let zero = simd.splat(0.0);
@@ -137,7 +149,7 @@ impl Kernel for Softmax {
                         for k in 0..2 {
                             if row + k < self.keys {
                                 let at = (row + k) * TILE;
-                                let p = exp2(simd, simd.mul_add(simd.load(column.add(at)), scale, less));
+                                let p = power.of(simd, simd.load(column.add(at)));
                                 sums[k] = simd.add(sums[k], p);
                                 two[k] = self.keep(simd, p, at + lane);
                             }
@@ -148,7 +160,7 @@ impl Kernel for Softmax {
                 } else {
                     for row in 0..self.keys {
                         let at = row * TILE;
-                        let p = exp2(simd, simd.mul_add(simd.load(column.add(at)), scale, less));
+                        let p = power.of(simd, simd.load(column.add(at)));
                         sums[0] = simd.add(sums[0], p);
                         simd.store(column.add(at), self.keep(simd, p, at + lane));
                     }
@@ -159,6 +171,30 @@ impl Kernel for Softmax {
                 simd.store(self.factor.add(lane), factor);
             }
         }
+    }
+}
+
+/// `2^(scale * s - shift)`.
+#[derive(Clone, Copy)]
+struct Power<S: Simd> {
+    scale: S::Float,
+    shift: S::Float,
+    /// `-shift`
+    less: S::Float,
+    /// Whether the shift of any lane is below [`DEEPEST`].
+    is_deep: bool,
+}
+
+impl<S: Simd> Power<S> {
+    #[inline(always)]
+    fn of(&self, simd: S, s: S::Float) -> S::Float {
+        let fused = exp2(simd, simd.mul_add(s, self.scale, self.less));
+        if !self.is_deep {
+            return fused;
+        }
+        // The product is rounded as that of the maximum was: 1 where the score is the maximum.
+        let rounded = exp2(simd, simd.add(simd.mul(s, self.scale), self.less));
+        simd.select(simd.less(self.shift, simd.splat(DEEPEST)), rounded, fused)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Attention on the CPU: one kernel where the plan allows it, its results against f64, and where it stays apart.
 
-use deuteron::{Dtype, Engine, GroupKind, Isa, Session, Strategy, seed};
+use deuteron::{Dtype, Engine, GroupKind, Isa, Session, Strategy, Tensor, seed};
 
 use super::{count, sized};
 use crate::support::{assert_holds, cpu, outputs, parsed, ran, seeded};
@@ -196,6 +196,33 @@ fn rows_without_a_key_are_zeros() {
     let inputs = seed::inputs(&graph, 5).unwrap();
     let values = outputs(&ran(&engine, &graph, Strategy::Unfused, &inputs)).remove(0).to_f32().unwrap();
     assert!(values[..16].iter().all(|&x| x == 0.0) && values[16..].iter().all(|&x| x != 0.0), "{values:?}");
+}
+
+/// A finite mask leaves no row empty: beside the smallest `f32` all scores are lost, and each value counts the same, as in separate kernels.
+#[test]
+fn rows_whose_keys_are_all_masked_are_means() {
+    let engine = Engine::cpu();
+    for [queries, keys] in [[7, 7], [1, 33], [40, 129], [5, 1025], [129, 64]] {
+        let text = format!(
+            "q = input f32[{queries},16] ; k = input f32[{keys},16] ; v = input f32[{keys},16] ; m = input f32[{queries},{keys}]
+a = attention q k v m mask=additive scale=0.3 ; out a"
+        );
+        let graph = parsed(&text, Dtype::F32);
+        let mut inputs = seed::inputs(&graph, 5).unwrap();
+        let v = inputs[2].to_f32().unwrap();
+        let mean = |column: usize| v.iter().skip(column).step_by(16).sum::<f32>() / keys as f32;
+        for hidden in [-1e8, -1e10, -1e30, f32::MIN / 1.5, f32::MIN] {
+            inputs[3] = Tensor::from_f32(Dtype::F32, [queries, keys], &vec![hidden; queries * keys]).unwrap();
+            for strategy in Strategy::ALL {
+                let values = outputs(&ran(&engine, &graph, strategy, &inputs)).remove(0).to_f32().unwrap();
+                let distance = |at: usize| (values[at] - mean(at % 16)).abs();
+                let farthest = (0..values.len()).map(distance).fold(0.0, f32::max);
+                // Beside -1e8 scores are still rounded to multiples of 8, so that few differ.
+                let is_even = if hidden < -1e9 { farthest < 1e-5 } else { farthest < 4.0 };
+                assert!(is_even, "{strategy} {queries}x{keys} masked by {hidden}: {farthest}");
+            }
+        }
+    }
 }
 
 #[test]
