@@ -103,8 +103,10 @@ pub enum Pointer {
 /// The layout of one pass.
 #[derive(Debug, Clone)]
 pub struct Frame {
-    /// Vectors of a loop's body.
+    /// Vectors that hold the lanes of a reduction: vector `v` of a body goes to number `v % vectors`.
     pub vectors: usize,
+    /// Vectors of a loop's body, a multiple of these.
+    pub body: usize,
     /// Of each argument.
     pub dtypes: Vec<Dtype>,
     /// Whether an argument is written with streaming stores.
@@ -139,7 +141,8 @@ impl Frame {
     /// Lanes of a reduction.
     pub fn gathered(&mut self, reduction: u16, vector: usize) -> Slot {
         self.bytes = self.bytes.max(self.start_of_spills());
-        Slot(GATHERED + (usize::from(reduction) * self.vectors + vector) as i32 * BLOCK_BYTES)
+        let lanes = usize::from(reduction) * self.vectors + vector % self.vectors;
+        Slot(GATHERED + lanes as i32 * BLOCK_BYTES)
     }
 
     /// A scalar of this row.

@@ -9,6 +9,7 @@
 //! | `values.rs` | records operations on lanes: the functions of `simd/math.rs`, `format.rs`, `reduce.rs` and `philox.rs`, written once |
 //! | `lower.rs` | instructions of a program to such operations |
 //! | `vectors.rs` | operations to instructions, values to registers |
+//! | `weave.rs` | the operations of several vectors in turn |
 //! | `pass.rs` | the loops over rows and columns, row work, random numbers, prefetches |
 //! | `frame.rs` | the layout of the context, general registers and the stack |
 //! | `encode.rs` | bytes of instructions, and their listing |
@@ -25,6 +26,7 @@ mod pass;
 mod tests;
 mod values;
 mod vectors;
+mod weave;
 
 use encode::{Arithmetic, Assembler};
 pub use frame::Context;
@@ -158,6 +160,7 @@ fn assemble(
     assembler.copy(CONTEXT, encode::RDI);
     let frame = Frame {
         vectors: LANES / target.width(),
+        body: 0,
         dtypes: program.args.iter().map(|spec| spec.dtype).collect(),
         streams: streams.to_vec(),
         kept_row: 4 * places.kept_row,

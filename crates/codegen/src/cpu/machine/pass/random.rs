@@ -43,7 +43,7 @@ impl Passes<'_> {
     /// Generates the bits of the next group of each set, and stores them at `to`.
     fn group(&mut self, rows: &Rows<'_>, to: impl Fn(&Frame, u16) -> frame::Slot) -> Result<(), TooManyMasks> {
         for (keep, ops) in rows.strip.keeps.iter().enumerate() {
-            self.vectors(ops, rows.held, Variant { vector: 0, tail: false, stream: false })?;
+            self.vectors(ops, rows.held, Variant::whole(0))?;
             let assembler = &mut *self.assembler;
             assembler.load(x86::RAX, frame::BITS.memory());
             assembler.compute_number(Arithmetic::Xor, x86::RAX, -1);

@@ -8,8 +8,8 @@ use crate::cpu::program::{
 use crate::cpu::simd::tests::{Buffer, mixed, per_row, reads, scramble, writes};
 use crate::cpu::simd::{Axis, BoundArg, Isa, Launch, Scratch, compile, run};
 
-/// Widths around every boundary: vectors, bodies of 32 and 64 columns, strips.
-const WIDTHS: [usize; 14] = [1, 2, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1024, 1500];
+/// Widths around every boundary: vectors, whole and half bodies of 64 and 128 columns, strips.
+const WIDTHS: [usize; 16] = [1, 2, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 200, 448, 1024, 1500];
 const ROWS: usize = 19;
 
 fn isas() -> Vec<Isa> {
