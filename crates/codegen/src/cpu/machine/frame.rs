@@ -111,6 +111,8 @@ pub struct Frame {
     pub dtypes: Vec<Dtype>,
     /// Whether an argument is written with streaming stores.
     pub streams: Vec<bool>,
+    /// Whether the lines of an argument are prefetched before they are written.
+    pub fetches: Vec<bool>,
     /// Bytes of one kept row, and of all those of a row.
     pub kept_row: usize,
     pub kept_rows: usize,

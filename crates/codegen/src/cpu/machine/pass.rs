@@ -188,7 +188,10 @@ impl Passes<'_> {
         let fits = |together: usize| self.spills(strip, &bare, together).is_ok_and(|spills| spills <= together / 2);
         let together = [8, 4, 2].into_iter().find(|&together| together <= most && fits(together)).unwrap_or(1);
         let least = self.spills(strip, &bare, together)?;
-        for count in (1..=leaves.len().min(usize::from(top).saturating_sub(4))).rev() {
+        // Emitting takes time, so not every number is tried.
+        let most = leaves.len().min(usize::from(top).saturating_sub(4));
+        let counts = std::iter::successors(Some(most), |&count| Some(count * 2 / 3));
+        for count in counts.take_while(|&count| count > 0) {
             let leaves = leaves[..count].iter().enumerate().map(|(at, &leaf)| (leaf, top - 1 - at as u8));
             let held = Held { leaves: leaves.collect(), gathered: gathered.clone() };
             if self.spills(strip, &held, together)? <= least {
@@ -211,7 +214,8 @@ impl Passes<'_> {
     }
 
     /// The prefetches of a pass. While a pass computes on a row that is in the cache, memory would be idle, so prefetches of the next
-    /// rows are distributed over all passes. For rows that are too long for that, the first reader of each line prefetches it.
+    /// rows are distributed over all passes. For rows that are too long for that, the first reader of each line prefetches it; lines of large
+    /// results are prefetched by their writer.
     fn prefetches(&self, number: usize) -> Vec<Prefetch> {
         let program = self.program;
         let passes: Vec<usize> =
@@ -220,22 +224,29 @@ impl Passes<'_> {
         let mut found = Vec::new();
         for (arg, spec) in program.args.iter().enumerate() {
             let along = matches!(spec.access, Access::Row | Access::GatheredRow { .. });
-            if spec.written || !along {
+            if !along {
                 continue;
             }
             let arg = arg as u16;
             let lines = (self.frame.body * self.target.width() * spec.dtype.bytes()).div_ceil(64);
+            if spec.written {
+                let is_stored = |inst: &Inst| matches!(*inst, Inst::Store { arg: stored, .. } if stored == arg);
+                if self.frame.fetches[usize::from(arg)] && program.passes[number].strip.iter().any(is_stored) {
+                    found.push(Prefetch { arg, writes: true, lines: 0..lines, place: Place::Ahead });
+                }
+                continue;
+            }
             let row = program.cols * spec.dtype.bytes();
             if program.flat || row > LONG_ROW {
                 let is_read = |pass: &Pass| pass.strip.iter().any(|&inst| reads(inst, arg));
                 if program.passes.iter().position(is_read) == Some(number) {
-                    found.push(Prefetch { arg, lines: 0..lines, place: Place::Ahead });
+                    found.push(Prefetch { arg, writes: false, lines: 0..lines, place: Place::Ahead });
                 }
                 continue;
             }
             let part = |pass: usize| (pass * lines).div_ceil(passes.len());
             let place = Place::NextRow { level: if row > SHORT_ROW { 2 } else { 1 } };
-            found.push(Prefetch { arg, lines: part(position)..part(position + 1), place });
+            found.push(Prefetch { arg, writes: false, lines: part(position)..part(position + 1), place });
         }
         found
     }

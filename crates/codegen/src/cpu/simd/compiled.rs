@@ -7,7 +7,7 @@ use super::launch::{BoundArg, Fault, Launch};
 use super::run::locate;
 use super::scratch::{Scratch, compiled_rows, kept_row};
 use super::{Isa, Task, lanes::Simd};
-use crate::cpu::machine::{Code, Context, Places, Uncovered, listing};
+use crate::cpu::machine::{Code, Context, LargeResults, Places, Uncovered, listing};
 use crate::cpu::program::TileProgram;
 
 /// Machine code of a program, and the instruction set that it is for.
@@ -17,12 +17,12 @@ pub struct Compiled {
     pub(super) code: Arc<Code>,
 }
 
-/// Generates machine code of a program for arguments with these streaming flags.
+/// Generates machine code of a program for arguments with these streaming flags, which stand for large results.
 ///
 /// # Errors
 /// Why there is none: the interpreter runs the program.
-pub fn compile(isa: Isa, program: &TileProgram, args: &[BoundArg]) -> Result<Compiled, Uncovered> {
-    let code = Code::compile(isa.target()?, program, places(program), &streams(program, args))?;
+pub fn compile(isa: Isa, program: &TileProgram, args: &[BoundArg], large: LargeResults) -> Result<Compiled, Uncovered> {
+    let code = Code::compile(isa.target()?, program, places(program), &large_results(program, args, large))?;
     Ok(Compiled { isa, code: Arc::new(code) })
 }
 
@@ -30,8 +30,13 @@ pub fn compile(isa: Isa, program: &TileProgram, args: &[BoundArg]) -> Result<Com
 ///
 /// # Errors
 /// As [`compile`].
-pub fn machine_code(isa: Isa, program: &TileProgram, args: &[BoundArg]) -> Result<Vec<String>, Uncovered> {
-    listing(isa.target()?, program, places(program), &streams(program, args))
+pub fn machine_code(
+    isa: Isa,
+    program: &TileProgram,
+    args: &[BoundArg],
+    large: LargeResults,
+) -> Result<Vec<String>, Uncovered> {
+    listing(isa.target()?, program, places(program), &large_results(program, args, large))
 }
 
 fn places(program: &TileProgram) -> Places {
@@ -39,8 +44,8 @@ fn places(program: &TileProgram) -> Places {
     Places { kept_row, kept_rows: usize::from(program.kept) * kept_row, rows: compiled_rows(program) }
 }
 
-fn streams(program: &TileProgram, args: &[BoundArg]) -> Vec<bool> {
-    program.args.iter().zip(args).map(|(spec, arg)| spec.written && arg.streaming).collect()
+fn large_results(program: &TileProgram, args: &[BoundArg], large: LargeResults) -> Vec<Option<LargeResults>> {
+    program.args.iter().zip(args).map(|(spec, arg)| (spec.written && arg.streaming).then_some(large)).collect()
 }
 
 /// As [`run`](super::run()), by the machine code of the scratch memory.

@@ -15,6 +15,8 @@ const AHEAD: usize = 2048;
 /// Lines of an argument that each iteration of a loop prefetches.
 pub(super) struct Prefetch {
     pub arg: u16,
+    /// The lines will be written.
+    pub writes: bool,
     pub lines: std::ops::Range<usize>,
     pub place: Place,
 }
@@ -259,14 +261,17 @@ impl Passes<'_> {
 
     /// This iteration's share of the prefetches of the next rows.
     fn prefetch(&mut self, rows: &Rows<'_>, columns: usize) {
-        for Prefetch { arg, lines, place } in &rows.prefetches {
+        for Prefetch { arg, writes, lines, place } in &rows.prefetches {
             let bytes = columns * self.frame.dtypes[usize::from(*arg)].bytes();
             for line in lines.clone().filter(|line| 64 * line < bytes) {
                 let (level, at) = match *place {
                     Place::NextRow { level } => (level, self.frame.next_argument(self.assembler, *arg, 64 * line)),
                     Place::Ahead => (1, self.frame.argument_behind(self.assembler, *arg, AHEAD + 64 * line)),
                 };
-                self.assembler.prefetch(level, at);
+                match writes {
+                    true => self.assembler.prefetch_to_write(at),
+                    false => self.assembler.prefetch(level, at),
+                }
             }
         }
     }

@@ -163,6 +163,7 @@ fn general(assembler: &mut Assembler) {
     assembler.divide(Memory::at(x86::RCX, 24));
     assembler.prefetch(1, far);
     assembler.prefetch(2, memory);
+    assembler.prefetch_to_write(far);
     assembler.push(x86::R15);
     assembler.pop(x86::RBP);
     assembler.bzhi(x86::RAX, x86::RDX, x86::R9);
