@@ -81,16 +81,16 @@ const SAVED_COLUMN: Slot = Slot(24);
 /// The number of the row's first element modulo 4, and of the block of random words that comes next.
 pub const ELEMENT: Slot = Slot(32);
 pub const BLOCK: Slot = Slot(40);
-/// Bits of a group of random words, while they are made.
-pub const BITS: Slot = Slot(48);
+/// Bits of two groups of random words, while they are made.
+pub const BITS: Slot = Slot(144);
 /// Columns of a head.
 pub const HEAD: Slot = Slot(56);
 const BUFFER: Slot = Slot(64);
-/// For each set of random numbers, bits of the four vectors at hand, then those of the group behind them.
-const KEEPS: Slot = Slot(144);
+/// For each set of random numbers, bits of the eight vectors at hand, 8 bytes for each group, then those of the group behind them.
+const KEEPS: Slot = Slot(160);
 /// Sets of random numbers of a pass, at most.
 pub const MOST_KEEPS: usize = 8;
-const GATHERED: i32 = 320;
+const GATHERED: i32 = 448;
 
 /// The contents of an address register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -226,27 +226,31 @@ impl Frame {
         assembler.compute(Arithmetic::Sub, x86::RAX, ROWS_LEFT);
     }
 
-    /// `rax` becomes a half of the number of the next block of random words.
-    pub fn block(&self, assembler: &mut Assembler, half: u8) {
+    /// `rax` becomes a half of the number of the next block of random words, or of the first one so many groups behind it.
+    pub fn block(&self, assembler: &mut Assembler, half: u8, groups_behind: usize) {
         assembler.load(x86::RAX, BLOCK.memory());
+        if groups_behind > 0 {
+            assembler.compute_number(Arithmetic::Add, x86::RAX, (groups_behind * self.width) as i32);
+        }
         if half == 1 {
             assembler.shift_right(x86::RAX, 32);
         }
     }
 
-    /// Bits of a set of random numbers.
-    pub fn keep(&self, keep: u16) -> Slot {
-        KEEPS.after(16 * i32::from(keep))
+    /// Bits of a set of random numbers: of group 0 or 1 of the vectors at hand, or of the one behind them, 2.
+    pub fn keep(&self, keep: u16, group: usize) -> Slot {
+        KEEPS.after(32 * i32::from(keep) + 8 * group as i32)
     }
 
-    /// Adds the bits in `rax`, one for the same word of each block, to the bits of the elements.
-    pub fn dropped(&self, assembler: &mut Assembler, word: u8) {
+    /// Adds the bits in `rax`, one for the same word of each block, to the bits of the elements of a group that is made.
+    pub fn dropped(&self, assembler: &mut Assembler, word: u8, group: usize) {
+        let bits = BITS.after(8 * group as i32).memory();
         assembler.number(x86::RDX, 0x1111_1111_1111_1111 << word);
         assembler.pdep(x86::RAX, x86::RAX, x86::RDX);
         if word > 0 {
-            assembler.compute_memory(Arithmetic::Or, x86::RAX, BITS.memory());
+            assembler.compute_memory(Arithmetic::Or, x86::RAX, bits);
         }
-        assembler.store(BITS.memory(), x86::RAX);
+        assembler.store(bits, x86::RAX);
     }
 
     /// A vector's memory, for tails.

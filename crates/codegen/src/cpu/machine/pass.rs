@@ -183,10 +183,9 @@ impl Passes<'_> {
         });
         let gathered: Vec<Option<u8>> = gathered.collect();
         let leaves = leaves(strip);
-        let most = if strip.keeps.is_empty() { BODY } else { GROUP };
         let bare = Held { leaves: Vec::new(), gathered: gathered.clone() };
         let fits = |together: usize| self.spills(strip, &bare, together).is_ok_and(|spills| spills <= together / 2);
-        let together = [8, 4, 2].into_iter().find(|&together| together <= most && fits(together)).unwrap_or(1);
+        let together = [8, 4, 2].into_iter().find(|&together| fits(together)).unwrap_or(1);
         let least = self.spills(strip, &bare, together)?;
         // Emitting takes time, so not every number is tried.
         let most = leaves.len().min(usize::from(top).saturating_sub(4));
@@ -206,8 +205,9 @@ impl Passes<'_> {
         let mut trial = Assembler::new(self.target.is_avx512(), false);
         let mut frame = self.frame.clone();
         let mut spills = 0;
+        let groups = Variant { count: self.groups_together(), ..Variant::whole(0) };
         for ops in &strip.keeps {
-            spills += vectors::emit(&mut trial, self.target, &mut frame, ops, held, Variant::whole(0))?;
+            spills += vectors::emit(&mut trial, self.target, &mut frame, ops, held, groups)?;
         }
         let variant = Variant { count: together, ..Variant::whole(0) };
         Ok(spills + vectors::emit(&mut trial, self.target, &mut frame, &strip.ops, held, variant)?)

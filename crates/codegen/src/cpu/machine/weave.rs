@@ -16,16 +16,21 @@ pub struct Woven {
 /// Operations after a comparison within which its last reader must come, so that its truth value does not outlive the turn.
 const NEAR: usize = 6;
 
-/// `ops` for `count` vectors. Constants and row scalars are shared.
+/// `ops` for `count` vectors. What only constants and row scalars determine is shared.
 pub fn weave(ops: &[Op], count: usize) -> Woven {
     let mut woven = Woven::default();
+    let mut is_shared = vec![false; ops.len()];
+    for (at, op) in ops.iter().enumerate() {
+        let is_computed = matches!(op, Op::Two(..) | Op::One(..));
+        is_shared[at] = op.is_leaf() || (is_computed && op.operands().all(|operand| is_shared[operand.index()]));
+    }
     let mut renamed = vec![vec![Value(0); ops.len()]; count];
     let mut start = 0;
     while start < ops.len() {
         let end = end_of_turn(ops, start);
         for place in 0..count {
             for at in start..end {
-                if place > 0 && ops[at].is_leaf() {
+                if place > 0 && is_shared[at] {
                     renamed[place][at] = renamed[0][at];
                     continue;
                 }

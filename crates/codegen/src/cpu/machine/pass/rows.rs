@@ -7,7 +7,7 @@ use super::super::frame::{self, Context, field};
 use super::super::lower::Strip;
 use super::super::values::Op;
 use super::super::vectors::{self, Held, ODD, TAIL, TAIL_VECTOR, Target, TooManyMasks, Variant};
-use super::Passes;
+use super::{GROUP, Passes};
 
 /// Prefetch distance of a loop, in bytes. Hardware prefetchers stop at the end of a page.
 const AHEAD: usize = 2048;
@@ -195,8 +195,11 @@ impl Passes<'_> {
         self.assembler.place(again);
         self.prefetch(rows, columns as usize);
         let count = rows.together.min(body);
+        let groups = self.groups_together().min(body / GROUP);
+        for first in (0..body / GROUP).step_by(groups) {
+            self.random(rows, first, groups)?;
+        }
         for vector in (0..body).step_by(count) {
-            self.random(rows, vector)?;
             let variant = Variant { vector, count, tail: false, stream };
             self.vectors(&rows.strip.ops, rows.held, variant)?;
         }
@@ -230,7 +233,9 @@ impl Passes<'_> {
             }
             assembler.store(frame::TAIL_COUNT.memory(), x86::RAX);
             self.tail_mask();
-            self.random(rows, vector)?;
+            if vector.is_multiple_of(GROUP) {
+                self.random(rows, vector / GROUP, 1)?;
+            }
             self.vectors(&rows.strip.ops, rows.held, Variant::tail(vector))?;
         }
         self.assembler.place(done);

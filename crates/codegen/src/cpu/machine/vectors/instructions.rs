@@ -38,7 +38,7 @@ impl Walk<'_> {
                 self.assembler.broadcast_general(to, x86::RAX);
             }
             Op::Block(half) => {
-                self.frame.block(self.assembler, half);
+                self.frame.block(self.assembler, half, self.vector_at_hand());
                 let to = self.result(op, value);
                 self.assembler.broadcast_general(to, x86::RAX);
             }
@@ -69,7 +69,7 @@ impl Walk<'_> {
                     Target::Avx512 => self.assembler.mask_to(x86::RAX, from),
                     Target::Avx2 => self.assembler.signs(x86::RAX, from),
                 }
-                self.frame.dropped(self.assembler, word);
+                self.frame.dropped(self.assembler, word, self.vector_at_hand());
             }
         }
         if op.is_effect() {
@@ -356,9 +356,10 @@ impl Walk<'_> {
     }
 
     fn keep(&mut self, keep: u16, value: Value) {
-        let bits = self.frame.keep(keep);
+        let vector = self.vector_at_hand();
+        let bits = self.frame.keep(keep, vector / 4 % 2);
         let to = self.result(Op::Keep(keep), value);
-        let vector = (self.vector_at_hand() % 4) as i32;
+        let vector = (vector % 4) as i32;
         match self.target {
             Target::Avx512 => {
                 let mask = self.mask(value);
