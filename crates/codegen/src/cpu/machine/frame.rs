@@ -113,6 +113,8 @@ pub struct Frame {
     pub streams: Vec<bool>,
     /// Whether the lines of an argument are prefetched before they are written.
     pub fetches: Vec<bool>,
+    /// Whether all rows of an argument are one.
+    pub repeats: Vec<bool>,
     /// Bytes of one kept row, and of all those of a row.
     pub kept_row: usize,
     pub kept_rows: usize,

@@ -92,6 +92,15 @@ impl LargeResults {
     }
 }
 
+/// What is known of an argument when code is generated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Argument {
+    /// How it is written, if it is a large result.
+    pub large: Option<LargeResults>,
+    /// All rows are one and the same, which stays in the caches.
+    pub repeats: bool,
+}
+
 /// Alignment in the interpreter's workspace, which code shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places {
@@ -110,14 +119,14 @@ pub struct Code {
 }
 
 impl Code {
-    /// Compiles a program; `large` says how arguments are written that are large results.
+    /// Compiles a program with these arguments.
     pub fn compile(
         target: Target,
         program: &TileProgram,
         places: Places,
-        large: &[Option<LargeResults>],
+        args: &[Argument],
     ) -> Result<Code, Uncovered> {
-        let (bytes, _) = assemble(target, program, places, large, false)?;
+        let (bytes, _) = assemble(target, program, places, args, false)?;
         let executable = Executable::new(&bytes).map_err(|_| Uncovered::Memory)?;
         Ok(Code { executable })
     }
@@ -139,9 +148,9 @@ pub fn listing(
     target: Target,
     program: &TileProgram,
     places: Places,
-    large: &[Option<LargeResults>],
+    args: &[Argument],
 ) -> Result<Vec<String>, Uncovered> {
-    Ok(assemble(target, program, places, large, true)?.1)
+    Ok(assemble(target, program, places, args, true)?.1)
 }
 
 fn covered(program: &TileProgram) -> Result<(), Uncovered> {
@@ -164,7 +173,7 @@ fn assemble(
     target: Target,
     program: &TileProgram,
     places: Places,
-    large: &[Option<LargeResults>],
+    args: &[Argument],
     lists: bool,
 ) -> Result<(Vec<u8>, Vec<String>), Uncovered> {
     covered(program)?;
@@ -184,8 +193,9 @@ fn assemble(
         vectors: LANES / target.width(),
         body: 0,
         dtypes: program.args.iter().map(|spec| spec.dtype).collect(),
-        streams: large.iter().map(|&large| large == Some(LargeResults::PastCaches)).collect(),
-        fetches: large.iter().map(|&large| large == Some(LargeResults::Fetched)).collect(),
+        streams: args.iter().map(|arg| arg.large == Some(LargeResults::PastCaches)).collect(),
+        fetches: args.iter().map(|arg| arg.large == Some(LargeResults::Fetched)).collect(),
+        repeats: args.iter().map(|arg| arg.repeats).collect(),
         kept_row: 4 * places.kept_row,
         kept_rows: 4 * places.kept_rows,
         pointers: Vec::new(),

@@ -224,7 +224,7 @@ impl Passes<'_> {
         let mut found = Vec::new();
         for (arg, spec) in program.args.iter().enumerate() {
             let along = matches!(spec.access, Access::Row | Access::GatheredRow { .. });
-            if !along {
+            if !along || self.frame.repeats[arg] {
                 continue;
             }
             let arg = arg as u16;

@@ -7,8 +7,8 @@ use super::launch::{BoundArg, Fault, Launch};
 use super::run::locate;
 use super::scratch::{Scratch, compiled_rows, kept_row};
 use super::{Isa, Task, lanes::Simd};
-use crate::cpu::machine::{Code, Context, LargeResults, Places, Uncovered, listing};
-use crate::cpu::program::TileProgram;
+use crate::cpu::machine::{Argument, Code, Context, LargeResults, Places, Uncovered, listing};
+use crate::cpu::program::{Access, ArgSpec, TileProgram};
 
 /// Machine code of a program, and the instruction set that it is for.
 #[derive(Debug, Clone)]
@@ -22,7 +22,7 @@ pub struct Compiled {
 /// # Errors
 /// Why there is none: the interpreter runs the program.
 pub fn compile(isa: Isa, program: &TileProgram, args: &[BoundArg], large: LargeResults) -> Result<Compiled, Uncovered> {
-    let code = Code::compile(isa.target()?, program, places(program), &large_results(program, args, large))?;
+    let code = Code::compile(isa.target()?, program, places(program), &arguments(program, args, large))?;
     Ok(Compiled { isa, code: Arc::new(code) })
 }
 
@@ -36,7 +36,7 @@ pub fn machine_code(
     args: &[BoundArg],
     large: LargeResults,
 ) -> Result<Vec<String>, Uncovered> {
-    listing(isa.target()?, program, places(program), &large_results(program, args, large))
+    listing(isa.target()?, program, places(program), &arguments(program, args, large))
 }
 
 fn places(program: &TileProgram) -> Places {
@@ -44,8 +44,12 @@ fn places(program: &TileProgram) -> Places {
     Places { kept_row, kept_rows: usize::from(program.kept) * kept_row, rows: compiled_rows(program) }
 }
 
-fn large_results(program: &TileProgram, args: &[BoundArg], large: LargeResults) -> Vec<Option<LargeResults>> {
-    program.args.iter().zip(args).map(|(spec, arg)| (spec.written && arg.streaming).then_some(large)).collect()
+fn arguments(program: &TileProgram, args: &[BoundArg], large: LargeResults) -> Vec<Argument> {
+    let of = |(spec, arg): (&ArgSpec, &BoundArg)| Argument {
+        large: (spec.written && arg.streaming).then_some(large),
+        repeats: spec.access == Access::Row && arg.dims[..arg.rank].iter().all(|dim| dim.size == 1 || dim.stride == 0),
+    };
+    program.args.iter().zip(args).map(of).collect()
 }
 
 /// As [`run`](super::run()), by the machine code of the scratch memory.
