@@ -81,9 +81,9 @@ pub struct Work {
     pub last_chunk: f64,
     /// elements of column sums that are added up at the end, on one thread
     pub finished: f64,
-    /// whether results use streaming stores
+    /// whether results are too large for the caches
     pub streams: bool,
-    /// bytes touched above which it uses streaming stores; 0 if it never does
+    /// bytes touched above which its results count as too large; 0 if they never do
     pub stream_from: f64,
     /// elements moved one by one by a strided copy
     pub copied: f64,

@@ -180,7 +180,7 @@ fn a_ladder_ends_with_the_generated_kernel() {
     let rungs = ladder("add_act");
     assert_eq!(last(&rungs).as_deref(), Some("generated"));
     assert!(rungs.iter().all(|rung| rung["dtype"] == "f32" && rung["tflops"].is_null()), "{rungs:?}");
-    // Each primitive a kernel, by vectors from narrow to wide, then by all threads; then one kernel, at last with streaming stores.
+    // Each primitive a kernel, by vectors from narrow to wide, then by all threads; then one kernel, at last with stores for large results.
     let rungs = ladder("softmax");
     let names: Vec<&str> = rungs.iter().map(|rung| rung["rung"].as_str().unwrap()).collect();
     assert!(names.len() > 3 && names.ends_with(&["threads", "fused", "generated"]), "{names:?}");

@@ -1,9 +1,10 @@
-//! How a row kernel's work is divided into chunks, and when it uses streaming stores: rules that the device follows and the planner's
+//! How a row kernel's work is divided into chunks, and when its results are too large for the caches: rules that the device follows and the planner's
 //! costs assume. They depend only on sizes, never on the number of threads.
 
 use crate::cpu::program::TileProgram;
 
-/// Bytes touched by a kernel above which its outputs use streaming stores. Below, the next kernel finds them in the cache.
+/// Bytes touched by a kernel above which its results count as too large for the caches: interpreted kernels and those on many threads use streaming
+/// stores ([`LargeResults`](super::machine::LargeResults)). Below, the next kernel finds them in the cache.
 /// Measured 2026-11-15 on a 2-core Xeon (2 MiB L2 a core) with `deuteron doctor`: copies of 256 KiB run at 25 GB/s with
 /// ordinary stores and at 21 with streaming ones, of 32 MiB at 19 and 28.
 pub const STREAM_FROM: usize = 8 << 20;

@@ -102,7 +102,7 @@ pub trait CpuLaunch: fmt::Debug + Send + Sync {
 
     /// The generated machine code, one line per instruction, or why the kernel is interpreted; none for a kernel that
     /// was compiled with this crate.
-    fn machine_code(&self, _isa: Isa) -> Option<Result<Vec<String>, Uncovered>> {
+    fn machine_code(&self, _threads: usize, _isa: Isa) -> Option<Result<Vec<String>, Uncovered>> {
         None
     }
 }
@@ -122,8 +122,8 @@ impl Tasks {
     }
 
     /// As [`CpuLaunch::machine_code`].
-    pub fn machine_code(&self, isa: Isa) -> Option<Result<Vec<String>, Uncovered>> {
-        self.0.machine_code(isa)
+    pub fn machine_code(&self, threads: usize, isa: Isa) -> Option<Result<Vec<String>, Uncovered>> {
+        self.0.machine_code(threads, isa)
     }
 }
 

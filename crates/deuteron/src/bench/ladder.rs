@@ -165,7 +165,7 @@ fn naive_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<S
     Ok(steps)
 }
 
-/// The last rungs on a CPU: the fused plan, first with ordinary stores if its kernel could use streaming stores.
+/// The last rungs on a CPU: the fused plan, first without the stores for large results if its kernel has them.
 fn fused_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
     let ordinary = |graph: &Graph| -> Result<Option<Kernel>, Error> {
         let Some(plan) = one_kernel(engine, graph)? else { return Ok(None) };
@@ -180,7 +180,7 @@ fn fused_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<S
             Session::new(engine, graph, options)
         };
         steps.push(step("fused".into(), "one kernel".into(), checks, graph, make)?);
-        about = "streaming stores, from 8 MiB of arguments on";
+        about = "stores for large results, from 8 MiB on";
     }
     let make = |graph: &Graph| Session::new(engine, graph, Strategy::Greedy);
     steps.push(step("generated".into(), about.into(), checks, graph, make)?);

@@ -115,7 +115,7 @@ impl Device for Cpu {
 
     fn machine_code(&self, launch: &Launch) -> Option<Result<Vec<String>, Uncovered>> {
         match launch.execution() {
-            Execution::Tasks(tasks) => tasks.machine_code(self.isa),
+            Execution::Tasks(tasks) => tasks.machine_code(self.pool.threads(), self.isa),
             Execution::Grids(_) | Execution::Library(_) => None,
         }
     }

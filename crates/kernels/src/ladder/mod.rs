@@ -329,7 +329,7 @@ impl Rung {
     }
 }
 
-/// The CPU kernel of row work with ordinary stores at any size: the rung below streaming stores. None
+/// The CPU kernel of row work with ordinary stores at any size: the rung below stores for large results. None
 /// if the group is not row work.
 pub fn with_ordinary_stores(group: &Draft) -> Option<Kernel> {
     (*group.structure == Structure::Row).then(|| crate::row::cpu::with_ordinary_stores(lower_with_origins(group).0))

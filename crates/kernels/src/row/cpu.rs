@@ -12,7 +12,7 @@ use deuteron_codegen::cpu::count::Counter;
 use deuteron_codegen::cpu::emit::{emit, emit_with_origins};
 use deuteron_codegen::cpu::family::{CpuTarget, assemble, touched};
 use deuteron_codegen::cpu::in_place::reads_before_storing;
-use deuteron_codegen::cpu::machine::Uncovered;
+use deuteron_codegen::cpu::machine::{LargeResults, Uncovered};
 use deuteron_codegen::cpu::program::TileProgram;
 use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Fault, Isa};
 use deuteron_codegen::cpu::task::{CpuLaunch, CpuSource, CpuTask, PerWorker, Run, ScratchSizes, TaskError, TileUse};
@@ -97,7 +97,7 @@ impl CpuLaunch for RowTasks {
         let partial_width: usize = program.partials.iter().map(|partial| partial.width).sum();
         let bound = self.bound();
         // What has no machine code is interpreted.
-        let compiled = simd::compile(isa, program, &bound).ok();
+        let compiled = simd::compile(isa, program, &bound, LargeResults::of(threads)).ok();
         let scratch = || match &compiled {
             Some(compiled) => simd::Scratch::with_code(program, compiled.clone()),
             None => simd::Scratch::for_program(program),
@@ -120,8 +120,8 @@ impl CpuLaunch for RowTasks {
         })
     }
 
-    fn machine_code(&self, isa: Isa) -> Option<Result<Vec<String>, Uncovered>> {
-        Some(simd::machine_code(isa, &self.program, &self.bound()))
+    fn machine_code(&self, threads: usize, isa: Isa) -> Option<Result<Vec<String>, Uncovered>> {
+        Some(simd::machine_code(isa, &self.program, &self.bound(), LargeResults::of(threads)))
     }
 }
 

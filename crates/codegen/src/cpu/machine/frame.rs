@@ -81,16 +81,16 @@ const SAVED_COLUMN: Slot = Slot(24);
 /// The number of the row's first element modulo 4, and of the block of random words that comes next.
 pub const ELEMENT: Slot = Slot(32);
 pub const BLOCK: Slot = Slot(40);
-/// Bits of a group of random words, while they are made.
-pub const BITS: Slot = Slot(48);
+/// Bits of two groups of random words, while they are made.
+pub const BITS: Slot = Slot(144);
 /// Columns of a head.
 pub const HEAD: Slot = Slot(56);
 const BUFFER: Slot = Slot(64);
-/// For each set of random numbers, bits of the four vectors at hand, then those of the group behind them.
-const KEEPS: Slot = Slot(144);
+/// For each set of random numbers, bits of the eight vectors at hand, 8 bytes for each group, then those of the group behind them.
+const KEEPS: Slot = Slot(160);
 /// Sets of random numbers of a pass, at most.
 pub const MOST_KEEPS: usize = 8;
-const GATHERED: i32 = 320;
+const GATHERED: i32 = 448;
 
 /// The contents of an address register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,12 +103,18 @@ pub enum Pointer {
 /// The layout of one pass.
 #[derive(Debug, Clone)]
 pub struct Frame {
-    /// Vectors of a loop's body.
+    /// Vectors that hold the lanes of a reduction: vector `v` of a body goes to number `v % vectors`.
     pub vectors: usize,
+    /// Vectors of a loop's body, a multiple of these.
+    pub body: usize,
     /// Of each argument.
     pub dtypes: Vec<Dtype>,
     /// Whether an argument is written with streaming stores.
     pub streams: Vec<bool>,
+    /// Whether the lines of an argument are prefetched before they are written.
+    pub fetches: Vec<bool>,
+    /// Whether all rows of an argument are one.
+    pub repeats: Vec<bool>,
     /// Bytes of one kept row, and of all those of a row.
     pub kept_row: usize,
     pub kept_rows: usize,
@@ -139,7 +145,8 @@ impl Frame {
     /// Lanes of a reduction.
     pub fn gathered(&mut self, reduction: u16, vector: usize) -> Slot {
         self.bytes = self.bytes.max(self.start_of_spills());
-        Slot(GATHERED + (usize::from(reduction) * self.vectors + vector) as i32 * BLOCK_BYTES)
+        let lanes = usize::from(reduction) * self.vectors + vector % self.vectors;
+        Slot(GATHERED + lanes as i32 * BLOCK_BYTES)
     }
 
     /// A scalar of this row.
@@ -221,27 +228,31 @@ impl Frame {
         assembler.compute(Arithmetic::Sub, x86::RAX, ROWS_LEFT);
     }
 
-    /// `rax` becomes a half of the number of the next block of random words.
-    pub fn block(&self, assembler: &mut Assembler, half: u8) {
+    /// `rax` becomes a half of the number of the next block of random words, or of the first one so many groups behind it.
+    pub fn block(&self, assembler: &mut Assembler, half: u8, groups_behind: usize) {
         assembler.load(x86::RAX, BLOCK.memory());
+        if groups_behind > 0 {
+            assembler.compute_number(Arithmetic::Add, x86::RAX, (groups_behind * self.width) as i32);
+        }
         if half == 1 {
             assembler.shift_right(x86::RAX, 32);
         }
     }
 
-    /// Bits of a set of random numbers.
-    pub fn keep(&self, keep: u16) -> Slot {
-        KEEPS.after(16 * i32::from(keep))
+    /// Bits of a set of random numbers: of group 0 or 1 of the vectors at hand, or of the one behind them, 2.
+    pub fn keep(&self, keep: u16, group: usize) -> Slot {
+        KEEPS.after(32 * i32::from(keep) + 8 * group as i32)
     }
 
-    /// Adds the bits in `rax`, one for the same word of each block, to the bits of the elements.
-    pub fn dropped(&self, assembler: &mut Assembler, word: u8) {
+    /// Adds the bits in `rax`, one for the same word of each block, to the bits of the elements of a group that is made.
+    pub fn dropped(&self, assembler: &mut Assembler, word: u8, group: usize) {
+        let bits = BITS.after(8 * group as i32).memory();
         assembler.number(x86::RDX, 0x1111_1111_1111_1111 << word);
         assembler.pdep(x86::RAX, x86::RAX, x86::RDX);
         if word > 0 {
-            assembler.compute_memory(Arithmetic::Or, x86::RAX, BITS.memory());
+            assembler.compute_memory(Arithmetic::Or, x86::RAX, bits);
         }
-        assembler.store(BITS.memory(), x86::RAX);
+        assembler.store(bits, x86::RAX);
     }
 
     /// A vector's memory, for tails.

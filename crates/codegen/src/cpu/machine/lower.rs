@@ -57,7 +57,7 @@ pub fn record(target: Target, program: &TileProgram, write: impl FnOnce(&dyn Not
         Target::Avx512 => write(&Lowering { simd: Recorder512(&code), code: &code, program }),
         Target::Avx2 => write(&Lowering { simd: Recorder256(&code), code: &code, program }),
     }
-    code.finish()
+    code.finish(target.is_avx512())
 }
 
 /// Records instructions with one of the recorders.
@@ -102,8 +102,8 @@ where
                 Inst::Reduce { op, into, a, b } => {
                     let number = reductions.len() as u16;
                     reductions.push((op, into));
-                    let lanes = self.code.push(Op::Gathered(number));
                     let (a, b) = (self.source(&mut known, a), self.source(&mut known, b));
+                    let lanes = self.code.push(Op::Gathered(number));
                     let next = with_step(op, Take { simd: self.simd, lanes, a, b });
                     self.code.push(Op::Gather(number, next));
                 }
@@ -182,15 +182,14 @@ where
         let simd = self.simd;
         let seed = self.source(&mut Known::default(), seed);
         let (low, high) = (self.code.push(Op::Block(0)), self.code.push(Op::Block(1)));
-        let flip = simd.splat_int(i32::MIN);
         let lows = simd.add_int(low, simd.count_up());
         // Where the low half has wrapped around, the high one is one more.
-        let wrapped = simd.less_int(simd.xor(lows, flip), simd.xor(low, flip));
+        let wrapped = simd.less_unsigned(lows, low);
         let highs = simd.select_int(wrapped, simd.add_int(high, simd.splat_int(1)), high);
         let words = block_words(simd, [seed, simd.splat_int(offset as i32)], [lows, highs]);
-        let threshold = simd.splat_int((threshold as i32) ^ i32::MIN);
+        let threshold = simd.splat_int(threshold as i32);
         for (word, lanes) in words.into_iter().enumerate() {
-            let below = simd.less_int(simd.xor(lanes, flip), threshold);
+            let below = simd.less_unsigned(lanes, threshold);
             self.code.push(Op::Dropped(word as u8, below));
         }
     }

@@ -24,8 +24,10 @@ use super::vectors::{self, Held, Target, TooManyMasks, Variant};
 use crate::cpu::program::{Access, Dst, Inst, LANES, Pass, Src, TileProgram};
 use crate::cpu::simd::sources;
 
-/// Vectors of a body without reductions.
-const VECTORS: usize = 4;
+/// Vectors of a loop's body: as many chains of dependent operations as keep two units of four cycles busy.
+const BODY: usize = 8;
+/// Vectors of a group of random words.
+const GROUP: usize = 4;
 
 /// Emits the passes of a program.
 pub struct Passes<'a> {
@@ -52,12 +54,10 @@ impl Passes<'_> {
         let strip = Strip::of(self.target, program, &pass.strip);
         self.frame.pointers = pointers(&strip.ops);
         self.frame.reductions = strip.reductions.len();
-        self.frame.vectors = match strip.reductions.is_empty() {
-            true => VECTORS,
-            false => LANES / self.target.width(),
-        };
-        let held = self.hold(&strip)?;
-        let rows = Rows { strip: &strip, held: &held, prefetches: self.prefetches(number) };
+        self.frame.vectors = LANES / self.target.width();
+        self.frame.body = BODY;
+        let (held, together) = self.hold(&strip)?;
+        let rows = Rows { strip: &strip, held: &held, together, prefetches: self.prefetches(number) };
         self.rows(&rows)?;
         self.stack = self.stack.max(self.frame.bytes as usize);
         Ok(())
@@ -68,7 +68,7 @@ impl Passes<'_> {
             !matches!(inst, Inst::Load { .. } | Inst::Store { .. } | Inst::RowIndex { .. } | Inst::ColumnAdd { .. })
         };
         let (target, program) = (self.target, self.program);
-        (self.frame.vectors, self.frame.reductions, self.frame.pointers) = (VECTORS, 0, Vec::new());
+        (self.frame.reductions, self.frame.pointers) = (0, Vec::new());
         for insts in pass.row.chunk_by(|a, b| is_computed(a) && is_computed(b)) {
             insts.iter().for_each(|inst| self.assembler.comment(|| inst.to_string()));
             let held = Held::default();
@@ -91,8 +91,7 @@ impl Passes<'_> {
                     let ops = record(target, program, |notes| notes.scalars(insts));
                     self.assembler.load(frame::SCALARS, field(offset_of!(Context, lanes)));
                     for vector in 0..16 / target.width() {
-                        let variant = Variant { vector, tail: false, stream: false };
-                        self.vectors(&ops, &held, variant)?;
+                        self.vectors(&ops, &held, Variant::whole(vector))?;
                     }
                 }
             }
@@ -129,7 +128,7 @@ impl Passes<'_> {
         self.tail_mask();
         self.each_row(|passes| {
             passes.assembler.compute(Arithmetic::Xor, frame::COLUMN, frame::COLUMN);
-            passes.vectors(ops, &Held::default(), Variant { vector: 0, tail: true, stream: false }).map(drop)
+            passes.vectors(ops, &Held::default(), Variant::tail(0)).map(drop)
         })
     }
 
@@ -171,8 +170,8 @@ impl Passes<'_> {
         });
     }
 
-    /// The leaves that stay in registers: as many as leave enough registers for the rest.
-    fn hold(&mut self, strip: &Strip) -> Result<Held, TooManyMasks> {
+    /// How many vectors are emitted together, and the leaves that stay in registers: as many as leave enough registers for the rest.
+    fn hold(&mut self, strip: &Strip) -> Result<(Held, usize), TooManyMasks> {
         let registers = self.target.registers();
         let vectors = self.frame.vectors as u8;
         let mut top = registers;
@@ -184,33 +183,39 @@ impl Passes<'_> {
         });
         let gathered: Vec<Option<u8>> = gathered.collect();
         let leaves = leaves(strip);
-        for count in (0..=leaves.len().min(usize::from(top))).rev() {
+        let bare = Held { leaves: Vec::new(), gathered: gathered.clone() };
+        let fits = |together: usize| self.spills(strip, &bare, together).is_ok_and(|spills| spills <= together / 2);
+        let together = [8, 4, 2].into_iter().find(|&together| fits(together)).unwrap_or(1);
+        let least = self.spills(strip, &bare, together)?;
+        // Emitting takes time, so not every number is tried.
+        let most = leaves.len().min(usize::from(top).saturating_sub(4));
+        let counts = std::iter::successors(Some(most), |&count| Some(count * 2 / 3));
+        for count in counts.take_while(|&count| count > 0) {
             let leaves = leaves[..count].iter().enumerate().map(|(at, &leaf)| (leaf, top - 1 - at as u8));
             let held = Held { leaves: leaves.collect(), gathered: gathered.clone() };
-            if usize::from(top) < count + 4 && count > 0 {
-                continue;
-            }
-            if count == 0 || self.spills(strip, &held)? == 0 {
-                return Ok(held);
+            if self.spills(strip, &held, together)? <= least {
+                return Ok((held, together));
             }
         }
-        Ok(Held { leaves: Vec::new(), gathered })
+        Ok((bare, together))
     }
 
-    /// Number of values that would spill.
-    fn spills(&self, strip: &Strip, held: &Held) -> Result<usize, TooManyMasks> {
+    /// Number of values that would spill with so many vectors together.
+    fn spills(&self, strip: &Strip, held: &Held, together: usize) -> Result<usize, TooManyMasks> {
         let mut trial = Assembler::new(self.target.is_avx512(), false);
         let mut frame = self.frame.clone();
-        let variant = Variant { vector: 0, tail: true, stream: false };
         let mut spills = 0;
-        for ops in strip.keeps.iter().chain([&strip.ops]) {
-            spills += vectors::emit(&mut trial, self.target, &mut frame, ops, held, variant)?;
+        let groups = Variant { count: self.groups_together(), ..Variant::whole(0) };
+        for ops in &strip.keeps {
+            spills += vectors::emit(&mut trial, self.target, &mut frame, ops, held, groups)?;
         }
-        Ok(spills)
+        let variant = Variant { count: together, ..Variant::whole(0) };
+        Ok(spills + vectors::emit(&mut trial, self.target, &mut frame, &strip.ops, held, variant)?)
     }
 
     /// The prefetches of a pass. While a pass computes on a row that is in the cache, memory would be idle, so prefetches of the next
-    /// rows are distributed over all passes. For rows that are too long for that, the first reader of each line prefetches it.
+    /// rows are distributed over all passes. For rows that are too long for that, the first reader of each line prefetches it; lines of large
+    /// results are prefetched by their writer.
     fn prefetches(&self, number: usize) -> Vec<Prefetch> {
         let program = self.program;
         let passes: Vec<usize> =
@@ -219,22 +224,29 @@ impl Passes<'_> {
         let mut found = Vec::new();
         for (arg, spec) in program.args.iter().enumerate() {
             let along = matches!(spec.access, Access::Row | Access::GatheredRow { .. });
-            if spec.written || !along {
+            if !along || self.frame.repeats[arg] {
                 continue;
             }
             let arg = arg as u16;
-            let lines = (self.frame.vectors * self.target.width() * spec.dtype.bytes()).div_ceil(64);
+            let lines = (self.frame.body * self.target.width() * spec.dtype.bytes()).div_ceil(64);
+            if spec.written {
+                let is_stored = |inst: &Inst| matches!(*inst, Inst::Store { arg: stored, .. } if stored == arg);
+                if self.frame.fetches[usize::from(arg)] && program.passes[number].strip.iter().any(is_stored) {
+                    found.push(Prefetch { arg, writes: true, lines: 0..lines, place: Place::Ahead });
+                }
+                continue;
+            }
             let row = program.cols * spec.dtype.bytes();
             if program.flat || row > LONG_ROW {
                 let is_read = |pass: &Pass| pass.strip.iter().any(|&inst| reads(inst, arg));
                 if program.passes.iter().position(is_read) == Some(number) {
-                    found.push(Prefetch { arg, lines: 0..lines, place: Place::Ahead });
+                    found.push(Prefetch { arg, writes: false, lines: 0..lines, place: Place::Ahead });
                 }
                 continue;
             }
             let part = |pass: usize| (pass * lines).div_ceil(passes.len());
             let place = Place::NextRow { level: if row > SHORT_ROW { 2 } else { 1 } };
-            found.push(Prefetch { arg, lines: part(position)..part(position + 1), place });
+            found.push(Prefetch { arg, writes: false, lines: part(position)..part(position + 1), place });
         }
         found
     }

@@ -44,6 +44,11 @@ impl Two {
     pub fn commutes(self) -> bool {
         matches!(self, Two::Add | Two::Mul | Two::AddInt | Two::And | Two::Or | Two::Xor | Two::MulEven)
     }
+
+    /// Whether its instruction of AVX-512 may leave lanes as they are.
+    fn has_mask(self) -> bool {
+        !matches!(self, Two::MulEven | Two::EvenOdd | Two::Div)
+    }
 }
 
 /// One operand to one result.
@@ -82,6 +87,8 @@ pub enum Question {
     LessOrEqual,
     Equal,
     LessInt,
+    /// only with AVX-512
+    LessUnsigned,
     EqualInt,
 }
 
@@ -122,6 +129,12 @@ pub enum Op {
     Compare(Question, Value, Value),
     /// `mask ? yes : no`
     Select(Value, Value, Value),
+    /// `mask ? a . b : no` in one instruction: mask, a, b, no.
+    SelectTwo(Two, [Value; 4]),
+    /// The first, but where the second is a NaN, that one, quiet.
+    KeepNan(Value, Value),
+    /// `a ^ b ^ c`
+    Xor3(Value, Value, Value),
     /// Effect: elements of an argument, as they are stored.
     Store(u16, Value),
     /// Effect: lanes of a kept row.
@@ -142,12 +155,15 @@ impl Op {
     /// What it reads.
     pub fn operands(self) -> impl Iterator<Item = Value> {
         let operands = match self {
-            Op::Two(_, a, b) | Op::Compare(_, a, b) => [Some(a), Some(b), None],
-            Op::MulAdd(a, b, c) | Op::NegMulAdd(a, b, c) | Op::Select(a, b, c) => [Some(a), Some(b), Some(c)],
-            Op::One(_, a) => [Some(a), None, None],
-            Op::Store(_, a) | Op::Keeping(_, a) | Op::AddColumn(_, a) | Op::Gather(_, a) => [Some(a), None, None],
-            Op::SetLanes(_, a) | Op::SetScalar(_, a) | Op::Dropped(_, a) => [Some(a), None, None],
-            _ => [None; 3],
+            Op::SelectTwo(_, all) => all.map(Some),
+            Op::Two(_, a, b) | Op::Compare(_, a, b) | Op::KeepNan(a, b) => [Some(a), Some(b), None, None],
+            Op::MulAdd(a, b, c) | Op::NegMulAdd(a, b, c) | Op::Select(a, b, c) | Op::Xor3(a, b, c) => {
+                [Some(a), Some(b), Some(c), None]
+            }
+            Op::One(_, a) => [Some(a), None, None, None],
+            Op::Store(_, a) | Op::Keeping(_, a) | Op::AddColumn(_, a) | Op::Gather(_, a) => [Some(a), None, None, None],
+            Op::SetLanes(_, a) | Op::SetScalar(_, a) | Op::Dropped(_, a) => [Some(a), None, None, None],
+            _ => [None; 4],
         };
         operands.into_iter().flatten()
     }
@@ -196,9 +212,26 @@ impl Code {
         }) as u32)
     }
 
-    /// The recorded operations, without unused values.
-    pub fn finish(self) -> Vec<Op> {
-        let ops = self.ops.into_inner();
+    fn op(&self, value: Value) -> Op {
+        self.ops.borrow()[value.index()]
+    }
+
+    /// The result of an integer operation that constants determine: those of random numbers have many.
+    fn folded(&self, what: Two, a: Value, b: Value) -> Option<Value> {
+        match (what, self.op(a), self.op(b)) {
+            (Two::AddInt, Op::Const(a), Op::Const(b)) => Some(self.push(Op::Const(a.wrapping_add(b)))),
+            (Two::Xor, _, Op::Const(0)) | (Two::MulEven, Op::Const(0), _) => Some(a),
+            (Two::Xor, Op::Const(0), _) => Some(b),
+            _ => None,
+        }
+    }
+
+    /// The recorded operations, without unused values; with `merges`, some as one instruction that only AVX-512 has.
+    pub fn finish(self, merges: bool) -> Vec<Op> {
+        let mut ops = self.ops.into_inner();
+        if merges {
+            merge(&mut ops);
+        }
         let mut is_read = vec![false; ops.len()];
         for (at, op) in ops.iter().enumerate().rev() {
             if op.is_effect() || is_read[at] {
@@ -217,7 +250,29 @@ impl Code {
     }
 }
 
-fn rename(op: Op, to: &[Value]) -> Op {
+/// Replaces pairs of operations by one, where nothing else reads the first of them.
+fn merge(ops: &mut [Op]) {
+    let mut readers = vec![0; ops.len()];
+    ops.iter().flat_map(|op| op.operands()).for_each(|operand| readers[operand.index()] += 1);
+    for at in 0..ops.len() {
+        let only = |value: Value| (readers[value.index()] == 1).then_some(ops[value.index()]);
+        let merged = match ops[at] {
+            Op::Select(mask, yes, no) => match only(yes) {
+                Some(Op::Two(what, a, b)) if what.has_mask() => Some(Op::SelectTwo(what, [mask, a, b, no])),
+                _ => None,
+            },
+            Op::Two(Two::Xor, a, b) => match (only(a), only(b)) {
+                (Some(Op::Two(Two::Xor, c, d)), _) => Some(Op::Xor3(b, c, d)),
+                (_, Some(Op::Two(Two::Xor, c, d))) => Some(Op::Xor3(a, c, d)),
+                _ => None,
+            },
+            _ => None,
+        };
+        ops[at] = merged.unwrap_or(ops[at]);
+    }
+}
+
+pub fn rename(op: Op, to: &[Value]) -> Op {
     let to = |value: Value| to[value.index()];
     match op {
         Op::Two(what, a, b) => Op::Two(what, to(a), to(b)),
@@ -226,6 +281,9 @@ fn rename(op: Op, to: &[Value]) -> Op {
         Op::NegMulAdd(a, b, c) => Op::NegMulAdd(to(a), to(b), to(c)),
         Op::Compare(what, a, b) => Op::Compare(what, to(a), to(b)),
         Op::Select(mask, a, b) => Op::Select(to(mask), to(a), to(b)),
+        Op::SelectTwo(what, all) => Op::SelectTwo(what, all.map(to)),
+        Op::KeepNan(a, b) => Op::KeepNan(to(a), to(b)),
+        Op::Xor3(a, b, c) => Op::Xor3(to(a), to(b), to(c)),
         Op::Store(arg, a) => Op::Store(arg, to(a)),
         Op::Keeping(row, a) => Op::Keeping(row, to(a)),
         Op::AddColumn(at, a) => Op::AddColumn(at, to(a)),
@@ -250,11 +308,15 @@ macro_rules! recorder {
     ($recorder:ident, $width:literal, { $($more:tt)* }) => {
         impl $recorder<'_> {
             fn one(self, what: One, a: Value) -> Value {
-                self.0.push(Op::One(what, a))
+                match (what, self.0.op(a)) {
+                    (One::OddToEven | One::EvenToOdd, Op::Const(_)) => a,
+                    _ => self.0.push(Op::One(what, a)),
+                }
             }
 
             fn two(self, what: Two, a: Value, b: Value) -> Value {
-                self.0.push(Op::Two(what, a, b))
+                let known = self.0.folded(what, a, b);
+                known.unwrap_or_else(|| self.0.push(Op::Two(what, a, b)))
             }
 
             fn compare(self, what: Question, a: Value, b: Value) -> Value {
@@ -301,11 +363,10 @@ macro_rules! recorder {
             fn shift_right_signed<const N: u32>(self, a: Value) -> Value { self.one(One::ShiftRightSigned(N as u8), a) }
             fn less_int(self, a: Value, b: Value) -> Value { self.compare(Question::LessInt, a, b) }
             fn equal_int(self, a: Value, b: Value) -> Value { self.compare(Question::EqualInt, a, b) }
-            fn mul_wide(self, a: Value, b: Value) -> (Value, Value) {
-                let even = self.two(Two::MulEven, a, b);
-                let odd = self.two(Two::MulEven, self.one(One::OddToEven, a), self.one(One::OddToEven, b));
-                let low = self.two(Two::EvenOdd, even, self.one(One::EvenToOdd, odd));
-                (low, self.two(Two::EvenOdd, self.one(One::OddToEven, even), odd))
+            fn mul_even(self, a: Value, b: Value) -> Value { self.two(Two::MulEven, a, b) }
+            fn odd_to_even(self, a: Value) -> Value { self.one(One::OddToEven, a) }
+            fn alternate(self, even: Value, odd: Value) -> Value {
+                self.two(Two::EvenOdd, even, self.one(One::EvenToOdd, odd))
             }
             fn to_int(self, a: Value) -> Value { self.one(One::ToInt, a) }
             fn to_float(self, a: Value) -> Value { self.one(One::ToFloat, a) }
@@ -322,6 +383,7 @@ macro_rules! recorder {
 
 recorder!(Recorder256, 8, {});
 recorder!(Recorder512, 16, {
+    const VANISHING: f32 = f32::NEG_INFINITY;
     fn reciprocal_from_one(self, d: Value) -> Value {
         let estimate = self.one(One::Estimate, d);
         let error = self.neg_mul_add(d, estimate, self.splat(1.0));
@@ -339,5 +401,11 @@ recorder!(Recorder512, 16, {
     }
     fn clamp_exponent(self, y: Value) -> Value {
         y
+    }
+    fn less_unsigned(self, a: Value, b: Value) -> Value {
+        self.compare(Question::LessUnsigned, a, b)
+    }
+    fn or_quiet_nan(self, bits: Value, a: Value) -> Value {
+        self.0.push(Op::KeepNan(bits, a))
     }
 });

@@ -10,6 +10,7 @@ mod moves;
 use super::encode::{self as x86, Assembler, Masked, Memory, Operand, Size};
 use super::frame::{Frame, Slot};
 use super::values::{Op, Value};
+use super::weave::{Woven, weave};
 
 /// The mask of the lanes that a tail has, and the one of odd lanes.
 pub const TAIL: u8 = 1;
@@ -60,15 +61,29 @@ impl Target {
 /// With AVX2, the register that holds the mask of the tail.
 pub const TAIL_VECTOR: u8 = 15;
 
-/// Which vector of a loop's body is emitted, and how.
+/// Which vectors of a loop's body are emitted, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variant {
-    /// Its number in the body.
+    /// Its number in the body; of the first one, if there are several.
     pub vector: usize,
+    /// How many vectors are emitted together, their operations in turn.
+    pub count: usize,
     /// Only some lanes count.
     pub tail: bool,
     /// Results use streaming stores.
     pub stream: bool,
+}
+
+impl Variant {
+    /// One whole vector.
+    pub fn whole(vector: usize) -> Variant {
+        Variant { vector, count: 1, tail: false, stream: false }
+    }
+
+    /// Some lanes of one vector.
+    pub fn tail(vector: usize) -> Variant {
+        Variant { tail: true, ..Variant::whole(vector) }
+    }
 }
 
 /// Leaves that stay in registers across a loop, the last registers first.
@@ -91,7 +106,7 @@ enum Owner {
     Value(Value),
 }
 
-/// Emits `ops` for one vector; returns the number of stack slots used.
+/// Emits `ops` for the vectors of a variant; returns the number of stack slots used.
 pub fn emit(
     assembler: &mut Assembler,
     target: Target,
@@ -100,6 +115,7 @@ pub fn emit(
     held: &Held,
     variant: Variant,
 ) -> Result<usize, TooManyMasks> {
+    let Woven { ops, places } = &weave(ops, variant.count);
     let mut uses: Vec<Vec<u32>> = vec![Vec::new(); ops.len()];
     for (at, op) in ops.iter().enumerate() {
         op.operands().for_each(|operand| uses[operand.index()].push(at as u32));
@@ -118,6 +134,7 @@ pub fn emit(
         target,
         frame,
         ops,
+        places,
         held,
         variant,
         uses,
@@ -146,6 +163,8 @@ struct Walk<'a> {
     target: Target,
     frame: &'a mut Frame,
     ops: &'a [Op],
+    /// The vector of each operation, counted from the first one.
+    places: &'a [u8],
     held: &'a Held,
     variant: Variant,
     /// Where each value is read, in order.
@@ -169,6 +188,22 @@ struct Walk<'a> {
 
 /// Registers.
 impl Walk<'_> {
+    /// The vector of the body that a value belongs to.
+    fn vector_of(&self, value: Value) -> usize {
+        self.variant.vector + usize::from(self.places[value.index()])
+    }
+
+    /// The vector of the body that the operation at hand works on.
+    fn vector_at_hand(&self) -> usize {
+        self.vector_of(Value(self.at))
+    }
+
+    /// The register of the lanes that a reduction gathers from a vector, if they are in one.
+    fn gathered(&self, reduction: u16, vector: usize) -> Option<u8> {
+        let first = self.held.gathered[usize::from(reduction)]?;
+        Some(first + (vector % self.frame.vectors) as u8)
+    }
+
     /// Where a value is read after the operation that is emitted.
     fn next_use(&self, value: Value) -> Option<u32> {
         self.uses[value.index()].iter().copied().find(|&at| at > self.at)
@@ -178,7 +213,7 @@ impl Walk<'_> {
     fn held(&self, value: Value) -> Option<u8> {
         let op = self.ops[value.index()];
         if let Op::Gathered(reduction) = op {
-            return self.held.gathered[usize::from(reduction)].map(|first| first + self.variant.vector as u8);
+            return self.gathered(reduction, self.vector_of(value));
         }
         if let Op::GatheredFrom(reduction, vector) = op {
             return self.held.gathered[usize::from(reduction)].map(|first| first + vector);
@@ -324,8 +359,9 @@ impl Walk<'_> {
     fn gathers(&self, value: Value) -> Option<u8> {
         let [only] = *self.uses[value.index()] else { return None };
         let Op::Gather(reduction, _) = self.ops[only as usize] else { return None };
-        let register = self.held.gathered[usize::from(reduction)]? + self.variant.vector as u8;
-        let later = (self.at + 1..self.ops.len() as u32).any(|at| {
+        let register = self.gathered(reduction, self.vector_of(value))?;
+        // A step is emitted as a whole, so that only its own operations could.
+        let later = (self.at + 1..only).any(|at| {
             let mut operands = self.ops[at as usize].operands();
             operands.any(|operand| self.ops[operand.index()] == Op::Gathered(reduction))
         });

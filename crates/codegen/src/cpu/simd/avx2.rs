@@ -83,12 +83,10 @@ impl Arithmetic for Avx2 {
         }
         fn less_int(self, a: __m256i, b: __m256i) -> __m256 { _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)) }
         fn equal_int(self, a: __m256i, b: __m256i) -> __m256 { _mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b)) }
-        fn mul_wide(self, a: __m256i, b: __m256i) -> (__m256i, __m256i) {
-            let even = _mm256_mul_epu32(a, b);
-            let odd = _mm256_mul_epu32(_mm256_srli_epi64::<32>(a), _mm256_srli_epi64::<32>(b));
-            let low = _mm256_blend_epi32::<0b1010_1010>(even, _mm256_slli_epi64::<32>(odd));
-            let high = _mm256_blend_epi32::<0b1010_1010>(_mm256_srli_epi64::<32>(even), odd);
-            (low, high)
+        fn mul_even(self, a: __m256i, b: __m256i) -> __m256i { _mm256_mul_epu32(a, b) }
+        fn odd_to_even(self, a: __m256i) -> __m256i { _mm256_srli_epi64::<32>(a) }
+        fn alternate(self, even: __m256i, odd: __m256i) -> __m256i {
+            _mm256_blend_epi32::<0b1010_1010>(even, _mm256_slli_epi64::<32>(odd))
         }
         fn to_int(self, a: __m256) -> __m256i { _mm256_cvtps_epi32(a) }
         fn to_float(self, a: __m256i) -> __m256 { _mm256_cvtepi32_ps(a) }

@@ -37,6 +37,7 @@ macro_rules! register {
 
 impl Arithmetic for Avx512 {
     const WIDTH: usize = 16;
+    const VANISHING: f32 = f32::NEG_INFINITY;
     type Float = __m512;
     type Int = __m512i;
     type Mask = __mmask16;
@@ -86,12 +87,10 @@ impl Arithmetic for Avx512 {
         fn shift_right_signed<const N: u32>(self, a: __m512i) -> __m512i { _mm512_srai_epi32::<N>(a) }
         fn less_int(self, a: __m512i, b: __m512i) -> __mmask16 { _mm512_cmplt_epi32_mask(a, b) }
         fn equal_int(self, a: __m512i, b: __m512i) -> __mmask16 { _mm512_cmpeq_epi32_mask(a, b) }
-        fn mul_wide(self, a: __m512i, b: __m512i) -> (__m512i, __m512i) {
-            let even = _mm512_mul_epu32(a, b);
-            let odd = _mm512_mul_epu32(_mm512_srli_epi64::<32>(a), _mm512_srli_epi64::<32>(b));
-            let low = _mm512_mask_shuffle_epi32::<0b10_10_00_00>(even, 0xAAAA, odd);
-            let high = _mm512_mask_shuffle_epi32::<0b11_11_01_01>(odd, 0x5555, even);
-            (low, high)
+        fn mul_even(self, a: __m512i, b: __m512i) -> __m512i { _mm512_mul_epu32(a, b) }
+        fn odd_to_even(self, a: __m512i) -> __m512i { _mm512_srli_epi64::<32>(a) }
+        fn alternate(self, even: __m512i, odd: __m512i) -> __m512i {
+            _mm512_mask_shuffle_epi32::<0b10_10_00_00>(even, 0xAAAA, odd)
         }
         fn to_int(self, a: __m512) -> __m512i { _mm512_cvtps_epi32(a) }
         fn to_float(self, a: __m512i) -> __m512 { _mm512_cvtepi32_ps(a) }

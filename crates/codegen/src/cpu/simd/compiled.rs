@@ -7,8 +7,8 @@ use super::launch::{BoundArg, Fault, Launch};
 use super::run::locate;
 use super::scratch::{Scratch, compiled_rows, kept_row};
 use super::{Isa, Task, lanes::Simd};
-use crate::cpu::machine::{Code, Context, Places, Uncovered, listing};
-use crate::cpu::program::TileProgram;
+use crate::cpu::machine::{Argument, Code, Context, LargeResults, Places, Uncovered, listing};
+use crate::cpu::program::{Access, ArgSpec, TileProgram};
 
 /// Machine code of a program, and the instruction set that it is for.
 #[derive(Debug, Clone)]
@@ -17,12 +17,12 @@ pub struct Compiled {
     pub(super) code: Arc<Code>,
 }
 
-/// Generates machine code of a program for arguments with these streaming flags.
+/// Generates machine code of a program for arguments with these streaming flags, which stand for large results.
 ///
 /// # Errors
 /// Why there is none: the interpreter runs the program.
-pub fn compile(isa: Isa, program: &TileProgram, args: &[BoundArg]) -> Result<Compiled, Uncovered> {
-    let code = Code::compile(isa.target()?, program, places(program), &streams(program, args))?;
+pub fn compile(isa: Isa, program: &TileProgram, args: &[BoundArg], large: LargeResults) -> Result<Compiled, Uncovered> {
+    let code = Code::compile(isa.target()?, program, places(program), &arguments(program, args, large))?;
     Ok(Compiled { isa, code: Arc::new(code) })
 }
 
@@ -30,8 +30,13 @@ pub fn compile(isa: Isa, program: &TileProgram, args: &[BoundArg]) -> Result<Com
 ///
 /// # Errors
 /// As [`compile`].
-pub fn machine_code(isa: Isa, program: &TileProgram, args: &[BoundArg]) -> Result<Vec<String>, Uncovered> {
-    listing(isa.target()?, program, places(program), &streams(program, args))
+pub fn machine_code(
+    isa: Isa,
+    program: &TileProgram,
+    args: &[BoundArg],
+    large: LargeResults,
+) -> Result<Vec<String>, Uncovered> {
+    listing(isa.target()?, program, places(program), &arguments(program, args, large))
 }
 
 fn places(program: &TileProgram) -> Places {
@@ -39,8 +44,12 @@ fn places(program: &TileProgram) -> Places {
     Places { kept_row, kept_rows: usize::from(program.kept) * kept_row, rows: compiled_rows(program) }
 }
 
-fn streams(program: &TileProgram, args: &[BoundArg]) -> Vec<bool> {
-    program.args.iter().zip(args).map(|(spec, arg)| spec.written && arg.streaming).collect()
+fn arguments(program: &TileProgram, args: &[BoundArg], large: LargeResults) -> Vec<Argument> {
+    let of = |(spec, arg): (&ArgSpec, &BoundArg)| Argument {
+        large: (spec.written && arg.streaming).then_some(large),
+        repeats: spec.access == Access::Row && arg.dims[..arg.rank].iter().all(|dim| dim.size == 1 || dim.stride == 0),
+    };
+    program.args.iter().zip(args).map(of).collect()
 }
 
 /// As [`run`](super::run()), by the machine code of the scratch memory.
@@ -89,13 +98,13 @@ unsafe fn rows(
     assert!(begin.is_multiple_of(4), "a window starts with a block of random words, got column {begin}");
     let origin = if flat { span.start } else { 0 };
     let rows = if flat { 0..1 } else { span };
-    let mut row = rows.start;
+    let (first, mut row) = (rows.start, rows.start);
     let mut here = locate(launch, scratch, row..rows.end, origin);
     loop {
         let count = here?;
         std::mem::swap(&mut scratch.offsets, &mut scratch.next_offsets);
         here = locate(launch, scratch, row + count..rows.end, origin);
-        find_addresses(launch, scratch, count, here.unwrap_or(0));
+        find_addresses(launch, scratch, count, here.unwrap_or(0), row == first);
         let context = Context {
             count: count as u64,
             addresses: scratch.addresses.as_ptr(),
@@ -120,16 +129,30 @@ unsafe fn rows(
 }
 
 /// Addresses of `count` rows, and of `next` that come after them: of the same ones again where there are fewer.
-fn find_addresses(launch: &Launch<'_>, scratch: &mut Scratch, count: usize, next: usize) {
+fn find_addresses(launch: &Launch<'_>, scratch: &mut Scratch, count: usize, next: usize, is_first: bool) {
     let args = launch.args.len();
     let (here, behind) = scratch.addresses.split_at_mut(scratch.rows * args);
-    let bytes = |arg: usize| launch.program.args[arg].dtype.bytes();
-    let address = |offsets: &[usize], place: usize| {
-        let arg = place % args;
-        launch.args[arg].base.wrapping_add(offsets[place] * bytes(arg))
-    };
-    for place in 0..count * args {
-        here[place] = address(&scratch.offsets, place);
-        behind[place] = if place < next * args { address(&scratch.next_offsets, place) } else { here[place] };
+    // The rows at hand are those that came next before.
+    match is_first {
+        true => write_addresses(launch, &scratch.offsets, &mut here[..count * args]),
+        false => here[..count * args].copy_from_slice(&behind[..count * args]),
+    }
+    write_addresses(launch, &scratch.next_offsets, &mut behind[..next * args]);
+    if next < count {
+        behind[next * args..count * args].copy_from_slice(&here[next * args..count * args]);
+    }
+}
+
+/// Where the rows at these offsets are.
+fn write_addresses(launch: &Launch<'_>, offsets: &[usize], addresses: &mut [*mut u8]) {
+    let args = launch.args.len();
+    if args == 0 {
+        return;
+    }
+    for (addresses, offsets) in addresses.chunks_exact_mut(args).zip(offsets.chunks_exact(args)) {
+        let args = launch.args.iter().zip(&launch.program.args);
+        for ((address, offset), (arg, spec)) in addresses.iter_mut().zip(offsets).zip(args) {
+            *address = arg.base.wrapping_add(offset * spec.dtype.bytes());
+        }
     }
 }

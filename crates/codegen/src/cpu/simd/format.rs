@@ -151,9 +151,7 @@ impl HalfFormat for BrainFloat {
         let odd = simd.and(simd.shift_right::<16>(bits), simd.splat_int(1));
         let rounded = simd.add_int(simd.add_int(bits, simd.splat_int(0x7fff)), odd);
         // Rounding could carry a NaN into infinity, or cut its payload to one: set the quiet bit instead.
-        let quiet = simd.or(bits, simd.splat_int(0x0040_0000));
-        let kept = simd.select_int(simd.equal(a, a), rounded, quiet);
-        simd.truncate(simd.shift_right::<16>(kept))
+        simd.truncate(simd.shift_right::<16>(simd.or_quiet_nan(rounded, a)))
     }
 }
 

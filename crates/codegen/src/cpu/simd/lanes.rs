@@ -55,6 +55,8 @@ pub trait Kernel {
 pub trait Arithmetic: Copy {
     /// Lanes of a vector: a divisor of 16.
     const WIDTH: usize;
+    /// An exponent for which [`Arithmetic::scale`] gives 0, without a denormal on the way.
+    const VANISHING: f32 = -254.0;
     /// `f32` lanes.
     type Float: Copy;
     /// `i32` lanes, also seen as `u32` and as bits.
@@ -131,8 +133,12 @@ pub trait Arithmetic: Copy {
     fn less_int(self, a: Self::Int, b: Self::Int) -> Self::Mask;
     /// Where `a == b`.
     fn equal_int(self, a: Self::Int, b: Self::Int) -> Self::Mask;
-    /// Both halves (low, high) of the 64-bit product of `u32` lanes.
-    fn mul_wide(self, a: Self::Int, b: Self::Int) -> (Self::Int, Self::Int);
+    /// 64-bit products of even lanes as `u32`: the low halves in even lanes, the high ones in the odd lanes behind them.
+    fn mul_even(self, a: Self::Int, b: Self::Int) -> Self::Int;
+    /// Each odd lane in the even one before it; the odd lanes are anything.
+    fn odd_to_even(self, a: Self::Int) -> Self::Int;
+    /// The even lanes of `even`, and behind each the one of `odd` at its place.
+    fn alternate(self, even: Self::Int, odd: Self::Int) -> Self::Int;
     /// To the nearest integer, ties to even, for `|a| <= 2^21`; any value beyond and for NaN.
     fn to_int(self, a: Self::Float) -> Self::Int;
     /// Integers as floats.
@@ -146,6 +152,13 @@ pub trait Arithmetic: Copy {
     fn sign_extend(self, a: Self::Byte) -> Self::Int;
     /// The low 8 bits.
     fn truncate_to_byte(self, a: Self::Int) -> Self::Byte;
+
+    /// Where `a < b`, unsigned.
+    #[inline(always)]
+    fn less_unsigned(self, a: Self::Int, b: Self::Int) -> Self::Mask {
+        let flip = self.splat_int(i32::MIN);
+        self.less_int(self.xor(a, flip), self.xor(b, flip))
+    }
 
     /// The larger one; NaN if either is NaN.
     #[inline(always)]
@@ -163,6 +176,13 @@ pub trait Arithmetic: Copy {
     #[inline(always)]
     fn select_int(self, mask: Self::Mask, yes: Self::Int, no: Self::Int) -> Self::Int {
         self.bits(self.select(mask, self.reinterpret(yes), self.reinterpret(no)))
+    }
+
+    /// `bits`, or `a` as a quiet NaN where it is a NaN.
+    #[inline(always)]
+    fn or_quiet_nan(self, bits: Self::Int, a: Self::Float) -> Self::Int {
+        let quiet = self.or(self.bits(a), self.splat_int(0x0040_0000));
+        self.select_int(self.equal(a, a), bits, quiet)
     }
 
     /// Without the sign.
@@ -183,7 +203,8 @@ pub trait Arithmetic: Copy {
         self.div(self.splat(1.0), d)
     }
 
-    /// `p * 2^n` for a whole `n` in `[-252, 252]` and `p` near 1; over- and underflow come out as in IEEE 754.
+    /// `p * 2^n` for a whole `n` in `[-252, 252]` and `p` near 1; over- and underflow come out as in IEEE 754. 0 if `n` is
+    /// [`Arithmetic::VANISHING`].
     #[inline(always)]
     fn scale(self, p: Self::Float, n: Self::Float) -> Self::Float {
         // Two factors, because 2^n alone is out of range where p * 2^n is still finite, or still a denormal.

@@ -53,17 +53,19 @@ fn polynomial<S: Arithmetic, const N: usize>(simd: S, x: S::Float, coefficients:
 pub fn exp<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
     // Below -126 ln 2 the result would be denormal and is 0: a denormal costs every instruction set a trap, and
     // half of the scores under a causal mask are `-inf`. Above 89 it is infinite. NaN passes.
-    let vanishes = simd.less(x, simd.splat(-87.336_54));
-    let x = simd.lesser(simd.splat(89.0), simd.greater(simd.splat(-87.336_54), x));
+    let least = simd.splat(-87.336_54);
+    let given = x;
+    let x = simd.lesser(simd.splat(89.0), simd.greater(least, x));
     // Adding 1.5 * 2^23 rounds to a whole number, in one instruction less than rounding.
     let magic = simd.splat(12_582_912.0);
     let n = simd.sub(simd.mul_add(x, simd.splat(LOG2_E), magic), magic);
+    let exponent = simd.select(simd.less(given, least), simd.splat(S::VANISHING), n);
     // ln 2 in two parts, the first with 9 zero bits at its end, so that n times it is exact without an FMA as well.
     let r = simd.neg_mul_add(n, simd.splat(0.693_359_4), x);
     let r = simd.neg_mul_add(n, simd.splat(-2.121_944_4e-4), r);
     // 1, 1, and (e^r - 1 - r) / r^2; error 0.05.
     let p = polynomial(simd, r, [1.0, 1.0, 0.499_999_94, 0.166_665_2, 0.041_668_393, 0.008_368_781, 0.001_381_446_7]);
-    simd.select(vanishes, simd.splat(0.0), simd.scale(p, n))
+    simd.scale(p, exponent)
 }
 
 /// `2^y` to a relative error of 2 * 2^-24, 0 below -126; the exponential of everything that adds 1 to it.
@@ -223,7 +225,7 @@ pub(super) fn gelu_erf<S: Arithmetic>(simd: S, x: S::Float) -> S::Float {
         ],
     );
     let tail = exp2_quick(simd, power);
-    let below = simd.select(simd.less(x, simd.splat(0.0)), tail, simd.sub(simd.splat(1.0), tail));
+    let below = simd.select(simd.less(simd.splat(0.0), x), simd.sub(simd.splat(1.0), tail), tail);
     simd.mul(x, below)
 }
 

@@ -77,13 +77,14 @@ impl Arithmetic for Neon {
         fn shift_right_signed<const N: u32>(self, a: int32x4_t) -> int32x4_t { vshlq_s32(a, vdupq_n_s32(-(N as i32))) }
         fn less_int(self, a: int32x4_t, b: int32x4_t) -> uint32x4_t { vcltq_s32(a, b) }
         fn equal_int(self, a: int32x4_t, b: int32x4_t) -> uint32x4_t { vceqq_s32(a, b) }
-        fn mul_wide(self, a: int32x4_t, b: int32x4_t) -> (int32x4_t, int32x4_t) {
-            let (a, b) = (vreinterpretq_u32_s32(a), vreinterpretq_u32_s32(b));
-            let first = vreinterpretq_u32_u64(vmull_u32(vget_low_u32(a), vget_low_u32(b)));
-            let second = vreinterpretq_u32_u64(vmull_u32(vget_high_u32(a), vget_high_u32(b)));
-            let (low, high) = (vuzp1q_u32(first, second), vuzp2q_u32(first, second));
-            (vreinterpretq_s32_u32(low), vreinterpretq_s32_u32(high))
+        fn mul_even(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+            let (a, b) = (vmovn_u64(vreinterpretq_u64_s32(a)), vmovn_u64(vreinterpretq_u64_s32(b)));
+            vreinterpretq_s32_u64(vmull_u32(a, b))
         }
+        fn odd_to_even(self, a: int32x4_t) -> int32x4_t {
+            vreinterpretq_s32_u64(vshrq_n_u64::<32>(vreinterpretq_u64_s32(a)))
+        }
+        fn alternate(self, even: int32x4_t, odd: int32x4_t) -> int32x4_t { vtrn1q_s32(even, odd) }
         fn to_int(self, a: float32x4_t) -> int32x4_t { vcvtnq_s32_f32(a) }
         fn to_float(self, a: int32x4_t) -> float32x4_t { vcvtq_f32_s32(a) }
 

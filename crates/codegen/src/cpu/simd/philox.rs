@@ -41,16 +41,14 @@ impl Kernel for Blocks {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        // Unsigned comparison by signed instructions: flip the sign bits.
-        let flip = simd.splat_int(i32::MIN);
-        let threshold = simd.xor(simd.splat_int(self.keep.threshold as i32), flip);
+        let threshold = simd.splat_int(self.keep.threshold as i32);
         let key = self.keep.key.map(|word| simd.splat_int(word as i32));
         let mut done = 0;
         while done < self.elements {
             let words = block_words(simd, key, counters(simd, self.block + done as u64 / 4));
             let mut kept = [simd.splat(0.0); 4];
             for k in 0..4 {
-                let below = simd.less_int(simd.xor(words[k], flip), threshold);
+                let below = simd.less_unsigned(words[k], threshold);
                 kept[k] = simd.select(below, simd.splat(0.0), simd.splat(1.0));
             }
             // SAFETY: `done < elements <= length + 3`, so that at most `4 * WIDTH <= 64` elements are written from
@@ -74,18 +72,31 @@ fn counters<S: Simd>(simd: S, block: u64) -> [S::Int; 2] {
 }
 
 /// The four words of each block: counters `counter`, then zeros.
+///
+/// Products of 32-bit lanes are those of even lanes, so even and odd blocks go through the rounds apart. What odd lanes hold meanwhile does
+/// not count: a product is its own low half.
 #[inline(always)]
 pub(in crate::cpu) fn block_words<S: Arithmetic>(simd: S, key: [S::Int; 2], counter: [S::Int; 2]) -> [S::Int; 4] {
-    let mut words = [counter[0], counter[1], simd.splat_int(0), simd.splat_int(0)];
+    let zero = simd.splat_int(0);
+    let mut even = [counter[0], counter[1], zero, zero];
+    let mut odd = [simd.odd_to_even(counter[0]), simd.odd_to_even(counter[1]), zero, zero];
     let mut key = key;
     for _ in 0..ROUNDS {
-        let (low_a, high_a) = simd.mul_wide(words[0], simd.splat_int(MULTIPLIERS[0] as i32));
-        let (low_b, high_b) = simd.mul_wide(words[2], simd.splat_int(MULTIPLIERS[1] as i32));
-        words =
-            [simd.xor(simd.xor(high_b, words[1]), key[0]), low_b, simd.xor(simd.xor(high_a, words[3]), key[1]), low_a];
+        even = round(simd, even, key);
+        odd = round(simd, odd, key);
         key = [0, 1].map(|word| simd.add_int(key[word], simd.splat_int(WEYL[word] as i32)));
     }
-    words
+    [0, 1, 2, 3].map(|word| simd.alternate(even[word], odd[word]))
+}
+
+/// A round of the blocks in even lanes.
+#[inline(always)]
+fn round<S: Arithmetic>(simd: S, words: [S::Int; 4], key: [S::Int; 2]) -> [S::Int; 4] {
+    let a = simd.mul_even(words[0], simd.splat_int(MULTIPLIERS[0] as i32));
+    let b = simd.mul_even(words[2], simd.splat_int(MULTIPLIERS[1] as i32));
+    let first = simd.xor(simd.xor(simd.odd_to_even(b), words[1]), key[0]);
+    let third = simd.xor(simd.xor(simd.odd_to_even(a), words[3]), key[1]);
+    [first, b, third, a]
 }
 
 /// The words of one block, a number at a time: what tests of this crate and of attention compare with.

@@ -93,9 +93,17 @@ impl Arithmetic for Plain {
         [x; WIDTH]
     }
     #[inline(always)]
-    fn mul_wide(self, a: Self::Int, b: Self::Int) -> (Self::Int, Self::Int) {
-        let product: [u64; WIDTH] = each!(i => u64::from(a[i] as u32) * u64::from(b[i] as u32));
-        (each!(i => product[i] as i32), each!(i => (product[i] >> 32) as i32))
+    fn mul_even(self, a: Self::Int, b: Self::Int) -> Self::Int {
+        let product = |i: usize| u64::from(a[i] as u32) * u64::from(b[i] as u32);
+        each!(i => (product(i / 2 * 2) >> (32 * (i % 2))) as i32)
+    }
+    #[inline(always)]
+    fn odd_to_even(self, a: Self::Int) -> Self::Int {
+        each!(i => a[i | 1])
+    }
+    #[inline(always)]
+    fn alternate(self, even: Self::Int, odd: Self::Int) -> Self::Int {
+        each!(i => if i % 2 == 0 { even[i] } else { odd[i - 1] })
     }
     #[inline(always)]
     fn to_int(self, a: Self::Float) -> Self::Int {

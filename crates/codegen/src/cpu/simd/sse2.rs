@@ -65,13 +65,12 @@ impl Arithmetic for Sse2 {
         fn shift_right_signed<const N: u32>(self, a: __m128i) -> __m128i {
             _mm_sra_epi32(a, _mm_cvtsi32_si128(N as i32))
         }
-        fn mul_wide(self, a: __m128i, b: __m128i) -> (__m128i, __m128i) {
-            let even = _mm_mul_epu32(a, b);
-            let odd = _mm_mul_epu32(_mm_srli_epi64::<32>(a), _mm_srli_epi64::<32>(b));
-            // Both low halves first, then both high ones.
-            const HALVES: i32 = 0b11_01_10_00;
-            let (even, odd) = (_mm_shuffle_epi32::<HALVES>(even), _mm_shuffle_epi32::<HALVES>(odd));
-            (_mm_unpacklo_epi32(even, odd), _mm_unpackhi_epi32(even, odd))
+        fn mul_even(self, a: __m128i, b: __m128i) -> __m128i { _mm_mul_epu32(a, b) }
+        fn odd_to_even(self, a: __m128i) -> __m128i { _mm_srli_epi64::<32>(a) }
+        fn alternate(self, even: __m128i, odd: __m128i) -> __m128i {
+            // Both even lanes first.
+            const EVEN: i32 = 0b11_01_10_00;
+            _mm_unpacklo_epi32(_mm_shuffle_epi32::<EVEN>(even), _mm_shuffle_epi32::<EVEN>(odd))
         }
         fn to_int(self, a: __m128) -> __m128i { _mm_cvtps_epi32(a) }
         fn to_float(self, a: __m128i) -> __m128 { _mm_cvtepi32_ps(a) }

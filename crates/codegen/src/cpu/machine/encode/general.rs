@@ -200,6 +200,12 @@ impl Assembler {
         self.general(&[0x0F, 0x18], false, level, Operand::Memory(at), 0);
     }
 
+    /// Prefetches a line that will be written.
+    pub fn prefetch_to_write(&mut self, at: Memory) {
+        self.list(|| format!("prefetchw {at}"));
+        self.general(&[0x0F, 0x0D], false, 1, Operand::Memory(at), 0);
+    }
+
     pub fn push(&mut self, register: General) {
         self.list(|| format!("push {register}"));
         if register.0 >= 8 {

@@ -100,6 +100,8 @@ instructions! {
     VPAND = "vpand" 1 1 0xDB Three;
     VPOR = "vpor" 1 1 0xEB Three;
     VPXOR = "vpxor" 1 1 0xEF Three;
+    VPTERNLOGD = "vpternlogd" 1 3 0x25 Three;
+    VFIXUPIMMPS = "vfixupimmps" 1 3 0x54 Three;
     VPSLLD = "vpslld" 1 1 0x72 Shift(6);
     VPSRLD = "vpsrld" 1 1 0x72 Shift(2);
     VPSRAD = "vpsrad" 1 1 0x72 Shift(4);
@@ -107,6 +109,7 @@ instructions! {
     VCMPPS = "vcmpps" 0 1 0xC2 Compare;
     VCMPPS_VECTOR = "vcmpps" 0 1 0xC2 Three;
     VPCMPD = "vpcmpd" 1 3 0x1F Compare;
+    VPCMPUD = "vpcmpud" 1 3 0x1E Compare;
     VPCMPGTD = "vpcmpgtd" 1 1 0x66 Three;
     VPCMPEQD = "vpcmpeqd" 1 1 0x76 Three;
     VBLENDMPS = "vblendmps" 1 2 0x65 Three;

@@ -7,7 +7,7 @@ use super::super::frame::{self, Context, field};
 use super::super::lower::Strip;
 use super::super::values::Op;
 use super::super::vectors::{self, Held, ODD, TAIL, TAIL_VECTOR, Target, TooManyMasks, Variant};
-use super::Passes;
+use super::{GROUP, Passes};
 
 /// Prefetch distance of a loop, in bytes. Hardware prefetchers stop at the end of a page.
 const AHEAD: usize = 2048;
@@ -15,6 +15,8 @@ const AHEAD: usize = 2048;
 /// Lines of an argument that each iteration of a loop prefetches.
 pub(super) struct Prefetch {
     pub arg: u16,
+    /// The lines will be written.
+    pub writes: bool,
     pub lines: std::ops::Range<usize>,
     pub place: Place,
 }
@@ -32,6 +34,8 @@ pub(super) enum Place {
 pub(super) struct Rows<'a> {
     pub strip: &'a Strip,
     pub held: &'a Held,
+    /// Vectors whose operations are emitted in turn.
+    pub together: usize,
     pub prefetches: Vec<Prefetch>,
 }
 
@@ -83,15 +87,16 @@ impl Passes<'_> {
             }
             self.assembler.jump_if(Condition::NotEqual, plain);
             self.assembler.place(aligned);
-            self.bodies(rows, true)?;
+            self.whole(rows, true)?;
             self.assembler.jump(tail);
             self.assembler.place(plain);
         }
-        self.bodies(rows, false)?;
+        self.whole(rows, false)?;
         self.assembler.place(tail);
         self.assembler.load(x86::RAX, field(offset_of!(Context, end)));
         self.assembler.compute(Arithmetic::Sub, x86::RAX, frame::COLUMN);
-        self.masked(rows, self.frame.vectors)?;
+        let whole = self.body_sizes(rows).into_iter().min().unwrap_or(0);
+        self.masked(rows, whole)?;
         self.end_reductions(rows)
     }
 
@@ -116,7 +121,7 @@ impl Passes<'_> {
 
     fn end_reductions(&mut self, rows: &Rows<'_>) -> Result<(), TooManyMasks> {
         for reduction in &rows.strip.reductions {
-            self.vectors(&reduction.tree, rows.held, Variant { vector: 0, tail: false, stream: false })?;
+            self.vectors(&reduction.tree, rows.held, Variant::whole(0))?;
         }
         Ok(())
     }
@@ -167,19 +172,36 @@ impl Passes<'_> {
         Ok(())
     }
 
+    /// Vectors of the bodies that are tried in turn: a half one as well, where its end is also one of the lanes of reductions.
+    fn body_sizes(&self, rows: &Rows<'_>) -> Vec<usize> {
+        let half = self.frame.body / 2;
+        let halves = rows.strip.reductions.is_empty() || half.is_multiple_of(self.frame.vectors);
+        if halves { vec![self.frame.body, half] } else { vec![self.frame.body] }
+    }
+
+    /// Columns without a mask.
+    fn whole(&mut self, rows: &Rows<'_>, stream: bool) -> Result<(), TooManyMasks> {
+        self.body_sizes(rows).into_iter().try_for_each(|body| self.bodies(rows, body, stream))
+    }
+
     /// Whole bodies, while there are any.
-    fn bodies(&mut self, rows: &Rows<'_>, stream: bool) -> Result<(), TooManyMasks> {
-        let columns = (self.frame.vectors * self.target.width()) as i32;
+    fn bodies(&mut self, rows: &Rows<'_>, body: usize, stream: bool) -> Result<(), TooManyMasks> {
+        let columns = (body * self.target.width()) as i32;
         let (again, done) = (self.assembler.label(), self.assembler.label());
         self.assembler.load(frame::LIMIT, field(offset_of!(Context, end)));
         self.assembler.compute_number(Arithmetic::Sub, frame::LIMIT, columns);
         self.assembler.compute(Arithmetic::Compare, frame::COLUMN, frame::LIMIT);
         self.assembler.jump_if(Condition::Greater, done);
         self.assembler.place(again);
-        self.prefetch(rows);
-        for vector in 0..self.frame.vectors {
-            self.random(rows, vector)?;
-            self.vectors(&rows.strip.ops, rows.held, Variant { vector, tail: false, stream })?;
+        self.prefetch(rows, columns as usize);
+        let count = rows.together.min(body);
+        let groups = self.groups_together().min(body / GROUP);
+        for first in (0..body / GROUP).step_by(groups) {
+            self.random(rows, first, groups)?;
+        }
+        for vector in (0..body).step_by(count) {
+            let variant = Variant { vector, count, tail: false, stream };
+            self.vectors(&rows.strip.ops, rows.held, variant)?;
         }
         self.assembler.compute_number(Arithmetic::Add, frame::COLUMN, columns);
         self.assembler.compute(Arithmetic::Compare, frame::COLUMN, frame::LIMIT);
@@ -211,8 +233,10 @@ impl Passes<'_> {
             }
             assembler.store(frame::TAIL_COUNT.memory(), x86::RAX);
             self.tail_mask();
-            self.random(rows, vector)?;
-            self.vectors(&rows.strip.ops, rows.held, Variant { vector, tail: true, stream: false })?;
+            if vector.is_multiple_of(GROUP) {
+                self.random(rows, vector / GROUP, 1)?;
+            }
+            self.vectors(&rows.strip.ops, rows.held, Variant::tail(vector))?;
         }
         self.assembler.place(done);
         Ok(())
@@ -241,14 +265,18 @@ impl Passes<'_> {
     }
 
     /// This iteration's share of the prefetches of the next rows.
-    fn prefetch(&mut self, rows: &Rows<'_>) {
-        for Prefetch { arg, lines, place } in &rows.prefetches {
-            for line in lines.clone() {
+    fn prefetch(&mut self, rows: &Rows<'_>, columns: usize) {
+        for Prefetch { arg, writes, lines, place } in &rows.prefetches {
+            let bytes = columns * self.frame.dtypes[usize::from(*arg)].bytes();
+            for line in lines.clone().filter(|line| 64 * line < bytes) {
                 let (level, at) = match *place {
                     Place::NextRow { level } => (level, self.frame.next_argument(self.assembler, *arg, 64 * line)),
                     Place::Ahead => (1, self.frame.argument_behind(self.assembler, *arg, AHEAD + 64 * line)),
                 };
-                self.assembler.prefetch(level, at);
+                match writes {
+                    true => self.assembler.prefetch_to_write(at),
+                    false => self.assembler.prefetch(level, at),
+                }
             }
         }
     }

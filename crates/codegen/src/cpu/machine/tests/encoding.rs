@@ -8,7 +8,10 @@ use crate::cpu::machine::encode::{
 };
 
 /// Names of instructions that only one of the two prefixes has.
-const EVEX_ONLY: [&str; 13] = [
+const EVEX_ONLY: [&str; 16] = [
+    "vpternlogd",
+    "vfixupimmps",
+    "vpcmpud",
     "vscalefps",
     "vrcp14ps",
     "vreduceps",
@@ -42,7 +45,10 @@ const VEX_ONLY: [&str; 17] = [
     "vcmpps",
     "vmovq",
 ];
-const NUMBERED: [&str; 11] = [
+const NUMBERED: [&str; 14] = [
+    "vpternlogd",
+    "vfixupimmps",
+    "vpcmpud",
     "vreduceps",
     "vrndscaleps",
     "vroundps",
@@ -102,7 +108,18 @@ fn vectors(assembler: &mut Assembler, what: Instruction) {
     }
     if evex && !is_scalar && !only_memory && what.shape != Shape::Store {
         assembler.vector(what, size, Masked::Merge(5), (mask, second(9), Operand::Register(7)), number);
-        let broadcasts = matches!(what.name, "vaddps" | "vfmadd213ps" | "vpaddd" | "vpcmpd" | "vblendmps" | "vcmpps");
+        const BROADCAST: [&str; 9] = [
+            "vaddps",
+            "vfmadd213ps",
+            "vpaddd",
+            "vpcmpd",
+            "vpcmpud",
+            "vblendmps",
+            "vcmpps",
+            "vpternlogd",
+            "vfixupimmps",
+        ];
+        let broadcasts = BROADCAST.contains(&what.name);
         if broadcasts {
             let element = Memory::at(x86::RBP, -8);
             assembler.vector(what, size, Masked::All, (mask, second(30), Operand::Broadcast(element)), number);
@@ -146,6 +163,7 @@ fn general(assembler: &mut Assembler) {
     assembler.divide(Memory::at(x86::RCX, 24));
     assembler.prefetch(1, far);
     assembler.prefetch(2, memory);
+    assembler.prefetch_to_write(far);
     assembler.push(x86::R15);
     assembler.pop(x86::RBP);
     assembler.bzhi(x86::RAX, x86::RDX, x86::R9);

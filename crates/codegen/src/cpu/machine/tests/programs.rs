@@ -2,14 +2,15 @@
 
 use deuteron_graph::{BinaryOp, CompareOp, Dtype, UnaryOp};
 
+use crate::cpu::machine::LargeResults;
 use crate::cpu::program::{
     Access, ArgSpec, Dst, Inst, LaneKind, Partial, Pass, Src, TileProgram, TileReduce, TileUnary,
 };
 use crate::cpu::simd::tests::{Buffer, mixed, per_row, reads, scramble, writes};
 use crate::cpu::simd::{Axis, BoundArg, Isa, Launch, Scratch, compile, run};
 
-/// Widths around every boundary: vectors, bodies of 32 and 64 columns, strips.
-const WIDTHS: [usize; 14] = [1, 2, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1024, 1500];
+/// Widths around every boundary: vectors, whole and half bodies of 64 and 128 columns, strips.
+const WIDTHS: [usize; 16] = [1, 2, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 200, 448, 1024, 1500];
 const ROWS: usize = 19;
 
 fn isas() -> Vec<Isa> {
@@ -48,7 +49,7 @@ impl Case {
     }
 
     /// What each argument holds afterwards, and the column sums.
-    fn outcome(&self, isa: Isa) -> (Vec<Vec<u8>>, Vec<f32>) {
+    fn outcome(&self, isa: Isa, large: LargeResults) -> (Vec<Vec<u8>>, Vec<f32>) {
         let program = &self.program;
         let cols = if program.flat { 1 } else { program.cols };
         let mut buffers: Vec<Buffer> = program
@@ -82,7 +83,7 @@ impl Case {
             .collect();
         let axes: Vec<Axis> = (0..program.axes).map(|axis| Axis { divide: 1 + usize::from(axis), modulo: 3 }).collect();
         let launch = Launch { program, args: &bound, axes: &axes, window: self.window };
-        let mut scratch = match compile(isa, program, &bound) {
+        let mut scratch = match compile(isa, program, &bound, large) {
             Ok(compiled) => Scratch::with_code(program, compiled),
             Err(_) => Scratch::for_program(program),
         };
@@ -101,25 +102,33 @@ impl Case {
     #[track_caller]
     fn check(&self) {
         for isa in isas() {
-            let compiled = compile(isa, &self.program, &self.bound_nowhere());
-            assert!(compiled.is_ok(), "{}: {:?}\n{}", isa.name(), compiled.err(), self.program);
-            let (got, got_sums) = self.outcome(isa);
-            let (expected, sums) = self.outcome(isa.interpreting());
-            for (arg, (got, expected)) in got.iter().zip(&expected).enumerate() {
-                let dtype = self.program.args[arg].dtype;
-                let place = differs(got, expected, dtype);
-                assert!(
-                    place.is_none(),
-                    "{}, {} rows, misaligned by {}, streaming {}: argument {arg}, byte {place:?}\n{}",
-                    isa.name(),
-                    self.rows,
-                    self.misalign,
-                    self.streaming,
-                    self.program,
-                );
+            self.check_with(isa, LargeResults::PastCaches);
+            if self.streaming {
+                self.check_with(isa, LargeResults::Fetched);
             }
-            crate::cpu::simd::tests::assert_same(&got_sums, &sums, "column sums");
         }
+    }
+
+    #[track_caller]
+    fn check_with(&self, isa: Isa, large: LargeResults) {
+        let compiled = compile(isa, &self.program, &self.bound_nowhere(), large);
+        assert!(compiled.is_ok(), "{}: {:?}\n{}", isa.name(), compiled.err(), self.program);
+        let (got, got_sums) = self.outcome(isa, large);
+        let (expected, sums) = self.outcome(isa.interpreting(), large);
+        for (arg, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let dtype = self.program.args[arg].dtype;
+            let place = differs(got, expected, dtype);
+            assert!(
+                place.is_none(),
+                "{}, {} rows, misaligned by {}, streaming {}: argument {arg}, byte {place:?}\n{}",
+                isa.name(),
+                self.rows,
+                self.misalign,
+                self.streaming,
+                self.program,
+            );
+        }
+        crate::cpu::simd::tests::assert_same(&got_sums, &sums, "column sums");
     }
 
     fn bound_nowhere(&self) -> Vec<BoundArg> {
@@ -441,7 +450,7 @@ fn in_place_updates() {
                 let (mut state, mut change) = (Buffer::of(&mixed(length, 1), 4), Buffer::of(&mixed(length, 2), 0));
                 let (state_arg, change_arg) = (state.bind(&[]), change.bind(&[]));
                 let bound = [state_arg, change_arg, BoundArg { streaming, ..state_arg }];
-                let mut scratch = match compile(isa, &program, &bound) {
+                let mut scratch = match compile(isa, &program, &bound, LargeResults::Fetched) {
                     Ok(compiled) => Scratch::with_code(&program, compiled),
                     Err(_) => Scratch::for_program(&program),
                 };
@@ -464,9 +473,12 @@ fn what_is_not_covered_says_so() {
         let arg_max = rows(64, vec![reads(Dtype::F32)], vec![pass.clone()]);
         let mut buffer = Buffer::new(256, 0);
         let bound = [buffer.rows(1, 64)];
-        assert_eq!(compile(isa, &arg_max, &bound).unwrap_err(), Uncovered::ArgMax);
-        assert_eq!(compile(isa, &softmax(0, Dtype::F32), &[bound[0]; 2]).unwrap_err(), Uncovered::NoColumns);
-        let interpreted = compile(isa.interpreting(), &softmax(64, Dtype::F32), &[bound[0]; 2]);
+        assert_eq!(compile(isa, &arg_max, &bound, LargeResults::Fetched).unwrap_err(), Uncovered::ArgMax);
+        assert_eq!(
+            compile(isa, &softmax(0, Dtype::F32), &[bound[0]; 2], LargeResults::Fetched).unwrap_err(),
+            Uncovered::NoColumns
+        );
+        let interpreted = compile(isa.interpreting(), &softmax(64, Dtype::F32), &[bound[0]; 2], LargeResults::Fetched);
         assert_eq!(interpreted.unwrap_err(), Uncovered::Interpreter);
     }
 }

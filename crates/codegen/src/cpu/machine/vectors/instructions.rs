@@ -18,26 +18,27 @@ impl Walk<'_> {
             Op::Const(_) | Op::CountUp | Op::Scalar(_) => {}
             Op::Gathered(reduction) | Op::GatheredFrom(reduction, _) => {
                 if self.held(value).is_none() {
-                    let vector = if let Op::GatheredFrom(_, vector) = op { vector.into() } else { self.variant.vector };
+                    let vector =
+                        if let Op::GatheredFrom(_, vector) = op { vector.into() } else { self.vector_at_hand() };
                     let from = Operand::Memory(self.frame.gathered(reduction, vector).memory());
                     let to = self.result(op, value);
                     self.plain(x86::VMOVUPS, (to, 0, from));
                 }
             }
             Op::Lanes(scalar) => {
-                let from = Operand::Memory(self.frame.lanes(scalar, self.variant.vector));
+                let from = Operand::Memory(self.frame.lanes(scalar, self.vector_at_hand()));
                 let to = self.result(op, value);
                 self.plain(x86::VMOVUPS, (to, 0, from));
             }
             Op::Kept(_) | Op::Partial(_) | Op::Load(_) => self.load(op, value),
             Op::Column => {
-                let first = (self.variant.vector * self.target.width()) as i32;
+                let first = (self.vector_at_hand() * self.target.width()) as i32;
                 self.frame.column(self.assembler, first);
                 let to = self.result(op, value);
                 self.assembler.broadcast_general(to, x86::RAX);
             }
             Op::Block(half) => {
-                self.frame.block(self.assembler, half);
+                self.frame.block(self.assembler, half, self.vector_at_hand());
                 let to = self.result(op, value);
                 self.assembler.broadcast_general(to, x86::RAX);
             }
@@ -48,10 +49,13 @@ impl Walk<'_> {
             Op::NegMulAdd(a, b, c) => self.mul_add((x86::VFNMADD213PS, x86::VFNMADD231PS), [a, b, c], value),
             Op::Compare(what, a, b) => self.compare(what, a, b, value),
             Op::Select(mask, yes, no) => self.select(mask, yes, no, value),
+            Op::SelectTwo(what, all) => self.select_two(what, all, value),
+            Op::KeepNan(a, nan) => self.keep_nan(a, nan, value),
+            Op::Xor3(a, b, c) => self.xor3([a, b, c], value),
             Op::Store(..) | Op::Keeping(..) | Op::AddColumn(..) => self.store(op),
             Op::Gather(reduction, a) => self.gather(reduction, a),
             Op::SetLanes(scalar, a) => {
-                let (from, to) = (self.vector(a), self.frame.lanes(scalar, self.variant.vector));
+                let (from, to) = (self.vector(a), self.frame.lanes(scalar, self.vector_at_hand()));
                 self.plain(x86::VMOVUPS_STORE, (from, 0, Operand::Memory(to)));
             }
             Op::SetScalar(scalar, a) => {
@@ -65,7 +69,7 @@ impl Walk<'_> {
                     Target::Avx512 => self.assembler.mask_to(x86::RAX, from),
                     Target::Avx2 => self.assembler.signs(x86::RAX, from),
                 }
-                self.frame.dropped(self.assembler, word);
+                self.frame.dropped(self.assembler, word, self.vector_at_hand());
             }
         }
         if op.is_effect() {
@@ -90,27 +94,99 @@ impl Walk<'_> {
             _ => self.operand(b),
         };
         let to = self.result(Op::Two(what, a, b), value);
-        let evex = self.target.is_avx512();
         let operands = (to, first, second);
         match what {
-            Two::Add => self.plain(x86::VADDPS, operands),
-            Two::Sub => self.plain(x86::VSUBPS, operands),
-            Two::Mul => self.plain(x86::VMULPS, operands),
-            Two::Div => self.plain(x86::VDIVPS, operands),
-            Two::Lesser => self.plain(x86::VMINPS, operands),
-            Two::Greater => self.plain(x86::VMAXPS, operands),
-            Two::Scale => self.plain(x86::VSCALEFPS, operands),
-            Two::AddInt => self.plain(x86::VPADDD, operands),
-            Two::SubInt => self.plain(x86::VPSUBD, operands),
-            Two::And => self.plain(if evex { x86::VPANDD } else { x86::VPAND }, operands),
-            Two::Or => self.plain(if evex { x86::VPORD } else { x86::VPOR }, operands),
-            Two::Xor => self.plain(if evex { x86::VPXORD } else { x86::VPXOR }, operands),
-            Two::MulEven => self.plain(x86::VPMULUDQ, operands),
-            Two::EvenOdd if evex => {
+            Two::EvenOdd if self.target.is_avx512() => {
                 self.assembler.vector(x86::VBLENDMPS, Size::Zmm, Masked::Merge(ODD), operands, None);
             }
             Two::EvenOdd => self.instruction(x86::VBLENDPS, operands, Some(0xAA)),
+            _ => self.plain(self.instruction_of(what), operands),
         }
+    }
+
+    fn instruction_of(&self, what: Two) -> x86::Instruction {
+        let evex = self.target.is_avx512();
+        match what {
+            Two::Add => x86::VADDPS,
+            Two::Sub => x86::VSUBPS,
+            Two::Mul => x86::VMULPS,
+            Two::Div => x86::VDIVPS,
+            Two::Lesser => x86::VMINPS,
+            Two::Greater => x86::VMAXPS,
+            Two::Scale => x86::VSCALEFPS,
+            Two::AddInt => x86::VPADDD,
+            Two::SubInt => x86::VPSUBD,
+            Two::And if evex => x86::VPANDD,
+            Two::And => x86::VPAND,
+            Two::Or if evex => x86::VPORD,
+            Two::Or => x86::VPOR,
+            Two::Xor if evex => x86::VPXORD,
+            Two::Xor => x86::VPXOR,
+            Two::MulEven => x86::VPMULUDQ,
+            Two::EvenOdd if evex => x86::VBLENDMPS,
+            Two::EvenOdd => x86::VBLENDPS,
+        }
+    }
+
+    /// Lanes that the mask does not name stay those of `no`.
+    fn select_two(&mut self, what: Two, all: [Value; 4], value: Value) {
+        let op = Op::SelectTwo(what, all);
+        let [mask, a, b, no] = all;
+        let question = self.registers[mask.index()].expect("a mask is read while it is in its register");
+        let swapped = what.commutes() && !self.is_at_hand(a) && self.is_at_hand(b);
+        let (a, b) = if swapped { (b, a) } else { (a, b) };
+        let (first, second) = (self.vector(a), self.operand(b));
+        let instruction = self.instruction_of(what);
+        if self.ops[no.index()] == Op::Const(0) {
+            let to = self.result(op, value);
+            return self.assembler.vector(instruction, Size::Zmm, Masked::Zero(question), (to, first, second), None);
+        }
+        // A step of a reduction works on its lanes, unless some of these must stay.
+        let lanes = self.gathers(value).filter(|&lanes| !self.variant.tail && self.register(no) == Some(lanes));
+        let to = lanes.unwrap_or_else(|| self.overwritten(no, &all));
+        self.assembler.vector(instruction, Size::Zmm, Masked::Merge(question), (to, first, second), None);
+        self.rename(op, value, to);
+    }
+
+    fn keep_nan(&mut self, a: Value, nan: Value, value: Value) {
+        // For NaN of both kinds the answer is the quiet NaN of the second operand, for all else the first one.
+        const ANSWERS: u32 = 0x22;
+        let answers = Memory::constant(self.assembler.constant(&ANSWERS.to_le_bytes()));
+        let second = self.vector(nan);
+        let to = self.overwritten(a, &[a, nan]);
+        self.instruction(x86::VFIXUPIMMPS, (to, second, Operand::Broadcast(answers)), Some(0));
+        self.rename(Op::KeepNan(a, nan), value, to);
+    }
+
+    fn xor3(&mut self, all: [Value; 3], value: Value) {
+        let [mut a, mut b, mut c] = all;
+        if self.dies(b, &all) {
+            (a, b) = (b, a);
+        } else if self.dies(c, &all) {
+            (a, c) = (c, a);
+        }
+        if !self.is_at_hand(b) {
+            (b, c) = (c, b);
+        }
+        let (second, third) = (self.vector(b), self.operand(c));
+        let to = self.overwritten(a, &all);
+        // Bit i of the number is the result for the three bits of i.
+        self.instruction(x86::VPTERNLOGD, (to, second, third), Some(0b1001_0110));
+        self.rename(Op::Xor3(a, b, c), value, to);
+    }
+
+    /// A register with a value that the instruction may overwrite: its own if nothing else reads it, or a copy.
+    fn overwritten(&mut self, value: Value, all: &[Value]) -> u8 {
+        if self.dies(value, all) {
+            return self.vector(value);
+        }
+        let to = self.temporary();
+        match (self.register(value), self.slots[value.index()]) {
+            (Some(register), _) => self.plain(x86::VMOVAPS, (to, 0, Operand::Register(register))),
+            (None, Some(slot)) => self.plain(x86::VMOVUPS, (to, 0, Operand::Memory(slot.memory()))),
+            (None, None) => self.leaf(self.ops[value.index()], to),
+        }
+        to
     }
 
     fn one(&mut self, what: One, a: Value, value: Value) {
@@ -200,14 +276,7 @@ impl Walk<'_> {
         let (factor, other) = if self.is_at_hand(b) { (a, b) } else { (b, a) };
         let other = self.vector(other);
         let sum = self.operand(c);
-        let to = self.temporary();
-        match self.register(factor) {
-            Some(register) => self.plain(x86::VMOVAPS, (to, 0, Operand::Register(register))),
-            None => match self.slots[factor.index()] {
-                Some(slot) => self.plain(x86::VMOVUPS, (to, 0, Operand::Memory(slot.memory()))),
-                None => self.leaf(self.ops[factor.index()], to),
-            },
-        }
+        let to = self.overwritten(factor, &all);
         self.plain(by_sum, (to, other, sum));
         self.release(op);
         self.own(value, to);
@@ -242,6 +311,8 @@ impl Walk<'_> {
                 (Question::Equal, _) => (x86::VCMPPS, 0x00),
                 (Question::LessInt, false) => (x86::VPCMPD, 1),
                 (Question::LessInt, true) => (x86::VPCMPD, 6),
+                (Question::LessUnsigned, false) => (x86::VPCMPUD, 1),
+                (Question::LessUnsigned, true) => (x86::VPCMPUD, 6),
                 (Question::EqualInt, _) => (x86::VPCMPD, 0),
             };
             return self.instruction(instruction, (to, first, second), Some(number));
@@ -255,6 +326,7 @@ impl Walk<'_> {
             Question::LessOrEqual => self.instruction(x86::VCMPPS_VECTOR, operands, Some(0x12)),
             Question::Equal => self.instruction(x86::VCMPPS_VECTOR, operands, Some(0x00)),
             Question::LessInt => self.plain(x86::VPCMPGTD, operands),
+            Question::LessUnsigned => unreachable!("recorded for AVX-512 only"),
             Question::EqualInt => self.plain(x86::VPCMPEQD, operands),
         }
     }
@@ -284,9 +356,10 @@ impl Walk<'_> {
     }
 
     fn keep(&mut self, keep: u16, value: Value) {
-        let bits = self.frame.keep(keep);
+        let vector = self.vector_at_hand();
+        let bits = self.frame.keep(keep, vector / 4 % 2);
         let to = self.result(Op::Keep(keep), value);
-        let vector = (self.variant.vector % 4) as i32;
+        let vector = (vector % 4) as i32;
         match self.target {
             Target::Avx512 => {
                 let mask = self.mask(value);
@@ -314,24 +387,21 @@ impl Walk<'_> {
         let from = self.vector(a);
         let tail = self.variant.tail;
         let size = self.target.size();
-        match self.held.gathered[usize::from(reduction)] {
-            Some(first) => {
-                let to = first + self.variant.vector as u8;
-                match (tail, self.target) {
-                    (false, _) if to == from => {}
-                    (false, _) => self.plain(x86::VMOVAPS, (to, 0, Operand::Register(from))),
-                    (true, Target::Avx512) => {
-                        let operands = (to, 0, Operand::Register(from));
-                        self.assembler.vector(x86::VMOVAPS, size, Masked::Merge(TAIL), operands, None);
-                    }
-                    (true, Target::Avx2) => {
-                        let operands = (to, to, Operand::Register(from));
-                        self.instruction(x86::VBLENDVPS, operands, Some(TAIL_VECTOR << 4));
-                    }
+        match self.gathered(reduction, self.vector_at_hand()) {
+            Some(to) => match (tail, self.target) {
+                (false, _) if to == from => {}
+                (false, _) => self.plain(x86::VMOVAPS, (to, 0, Operand::Register(from))),
+                (true, Target::Avx512) => {
+                    let operands = (to, 0, Operand::Register(from));
+                    self.assembler.vector(x86::VMOVAPS, size, Masked::Merge(TAIL), operands, None);
                 }
-            }
+                (true, Target::Avx2) => {
+                    let operands = (to, to, Operand::Register(from));
+                    self.instruction(x86::VBLENDVPS, operands, Some(TAIL_VECTOR << 4));
+                }
+            },
             None => {
-                let to = Operand::Memory(self.frame.gathered(reduction, self.variant.vector).memory());
+                let to = Operand::Memory(self.frame.gathered(reduction, self.vector_at_hand()).memory());
                 match (tail, self.target) {
                     (false, _) => self.plain(x86::VMOVUPS_STORE, (from, 0, to)),
                     (true, Target::Avx512) => {

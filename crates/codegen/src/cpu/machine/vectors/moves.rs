@@ -9,7 +9,7 @@ use super::{TAIL, TAIL_VECTOR, Variant, Walk};
 impl Walk<'_> {
     /// Where the elements of an operation are, and their type.
     fn elements(&mut self, op: Op) -> (Memory, Dtype) {
-        let first = self.variant.vector * self.target.width();
+        let first = self.vector_at_hand() * self.target.width();
         match op {
             Op::Load(arg) | Op::Store(arg, _) => {
                 (self.frame.argument(self.assembler, arg, first), self.frame.dtypes[usize::from(arg)])

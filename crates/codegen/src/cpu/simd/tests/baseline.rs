@@ -61,8 +61,10 @@ impl Kernel for Methods {
         ints(&[simd.shift_right::<0>(i), simd.shift_right::<5>(i), simd.shift_right::<31>(i)]);
         ints(&[simd.shift_right_signed::<5>(i), simd.shift_right_signed::<31>(i)]);
         ints(&[simd.less_int(i, j), simd.equal_int(i, j)].map(|mask| simd.select_int(mask, i, j)));
-        let (low, high) = simd.mul_wide(i, j);
-        ints(&[low, high, simd.splat_int(-3), simd.count_up()]);
+        let (even, odd) = (simd.mul_even(i, j), simd.mul_even(simd.odd_to_even(i), simd.odd_to_even(j)));
+        ints(&[even, odd, simd.alternate(i, j), simd.splat_int(-3), simd.count_up()]);
+        let unsigned = simd.less_unsigned(i, j);
+        ints(&[simd.select_int(unsigned, i, j)]);
         ints(&[simd.zero_extend(simd.truncate(i)), simd.sign_extend(simd.truncate_to_byte(i))]);
         out.extend(lanes(simd.to_float(i)).map(f32::to_bits));
 
