@@ -67,7 +67,8 @@ fn results_in_place_do_not_stream() {
         let streams = |updates: &[(&str, &str)]| {
             let kernel = kernels(&large, &Backend::Cpu, updates).remove(0);
             let Execution::Tasks(tasks) = kernel.launch.execution() else { panic!("{:?}", kernel.launch) };
-            let code = tasks.machine_code(isa).unwrap().unwrap();
+            // Of as many threads as stream.
+            let code = tasks.machine_code(16, isa).unwrap().unwrap();
             code.iter().any(|line| line.contains("vmovnt"))
         };
         assert!(streams(&[]) && !streams(&[("w", "y")]), "{}", isa.name());
