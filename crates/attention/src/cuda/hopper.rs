@@ -288,7 +288,9 @@ mod tests {
 
     #[test]
     fn squares_are_those_of_every_tile() {
-        for (queries, keys) in [(0, 5), (1, 1), (127, 128), (129, 1000), (1000, 129), (1500, 1500), (640, 64), (4096, 8192)] {
+        for (queries, keys) in
+            [(0, 5), (1, 1), (127, 128), (129, 1000), (1000, 129), (1500, 1500), (640, 64), (4096, 8192)]
+        {
             let seen = |tile: usize| ((tile + 1) * ROWS + keys).saturating_sub(queries).min(keys).div_ceil(ROWS);
             let each: Vec<usize> = (0..queries.div_ceil(ROWS)).map(seen).collect();
             let last = each.last().map_or(squares(queries, keys, true).1, |&last| last as f64);

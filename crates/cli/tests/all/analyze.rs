@@ -22,13 +22,12 @@ fn gpt2_on_an_h200_is_planned_at_once_and_optimally() {
     let analysis = analyzed(&folder, &GPT2);
     assert!(analysis.optimal && analysis.search.text.starts_with("optimal among"), "{}", analysis.search.text);
     let plans = &analysis.plans;
-    let kernels = [&plans.naive, &plans.eager, &plans.unfused, &plans.greedy].map(|plan| plan.kernels);
+    let greedy = plans.greedy.as_ref().unwrap();
+    let kernels = [&plans.naive, &plans.eager, &plans.unfused, greedy].map(|plan| plan.kernels);
     assert!(kernels.is_sorted_by(|a, b| a >= b), "{kernels:?}");
     // Where a launch is cheap, a kernel more may be quicker.
     assert!(plans.chosen.kernels < plans.unfused.kernels, "{}", plans.chosen.kernels);
-    assert!(
-        plans.chosen.us <= plans.greedy.us && plans.chosen.us < plans.unfused.us && plans.unfused.us < plans.eager.us
-    );
+    assert!(plans.chosen.us <= greedy.us && plans.chosen.us < plans.unfused.us && plans.unfused.us < plans.eager.us);
     // The debug build of a machine that is busy with other work is slower than the bar of half a second; a search of all states takes minutes.
     assert!(analysis.planning_ms < 30_000.0, "{}", analysis.planning_ms);
     // Twelve equal layers: fusions are listed once, with their number.
