@@ -33,10 +33,10 @@ pub struct Arguments {
     /// TOML file with the weights and thresholds of the score sheet: [weights], [thresholds] and fuse_from, the lowest score whose verdict is FUSE
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
-    /// Operations that must share a kernel: a,b; may be repeated
+    /// Operations that must share a kernel, by the names of a row of the fusions: a,b; may be repeated
     #[arg(long, value_name = "A,B")]
     force: Vec<String>,
-    /// Operations that must not share a kernel: a,b; may be repeated
+    /// Operations that must not share a kernel, by the names of a row of the fusions: a,b; may be repeated
     #[arg(long, value_name = "A,B")]
     forbid: Vec<String>,
     /// For each fusion, print the device, batch, sequence or size at which the verdict changes

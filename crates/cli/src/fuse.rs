@@ -7,6 +7,7 @@ use clap::Args;
 use deuteron::fuse::{
     Agreement, FuseOptions, FuseReport, GroupReport, Lesson, PlanReport, Stage, fuse_on, inputs, lesson,
 };
+use deuteron::report::change_of_bytes;
 use deuteron::{Bytes, Engine};
 use deuteron_gpt2::BenchReport;
 use serde::Serialize;
@@ -263,12 +264,8 @@ fn in_short(report: &FuseReport, disagrees_with: Option<&str>) -> String {
 
 /// The gain of fusing over a named baseline.
 fn against(name: &str, baseline: &PlanReport, fused: &PlanReport, speedup: f64) -> String {
-    let bytes = match 1.0 - fused.bytes as f64 / baseline.bytes.max(1) as f64 {
-        _ if baseline.bytes == fused.bytes => "as many bytes moved".to_string(),
-        saved if saved < 0.0 => format!("{:.0} % more bytes moved", -100.0 * saved),
-        saved => format!("{:.0} % fewer bytes moved", 100.0 * saved),
-    };
-    format!("Fused against {name}: {bytes}, {}.", show::speed(speedup, [baseline.spread, fused.spread]))
+    let bytes = change_of_bytes(baseline.bytes, fused.bytes);
+    format!("Fused against {name}: {bytes} moved, {}.", show::speed(speedup, [baseline.spread, fused.spread]))
 }
 
 fn each_kernel(groups: &[GroupReport]) -> Vec<Vec<String>> {

@@ -36,5 +36,5 @@ pub use neighbours::distance;
 pub use next::{next_steps, refusals};
 pub use page::html;
 pub use roofline::roofline_svg;
-pub use score::score_text;
+pub use score::{change_of_bytes, score_text};
 pub use sheet::*;

@@ -10,7 +10,7 @@ use deuteron_plan::{
 use deuteron_report::{
     Analysis, Candidate, CostSheet, Criteria, CriteriaValues, CriterionSheet, Disagreement, KernelSheet, MachineSheet,
     MemorySheet, NumberSheet, OpSheet, Passes, PinSheet, PlanSheet, Plans, ReasonSheet, RecomputeSheet, ScoringSheet,
-    SearchSheet, TensorSheet, VERSION, score_text,
+    SearchSheet, TensorSheet, VERSION, change_of_bytes, score_text,
 };
 
 use crate::analyze::{AnalyzeOptions, Kernels, generated, tiles, verdict};
@@ -332,18 +332,18 @@ fn reason(fusion: &Fusion, bytes_apart: Bytes, apart: Seconds) -> ReasonSheet {
         }
         return ReasonSheet { code: reason.code().to_string(), text, hint: hint.to_string() };
     }
-    let saved = bytes_apart - fusion.bytes_together;
+    let saved = Bytes(bytes_apart.0.abs_diff(fusion.bytes_together.0));
     let launches = fusion.apart.len();
-    let share = 100.0 * fusion.score.bandwidth_saving;
+    let change = change_of_bytes(bytes_apart.0, fusion.bytes_together.0);
     let text = match (fusion.kind, &fusion.together) {
         (FusionKind::View, _) => format!(
             "the consumer reads through the strides: saves {saved} of copies and one launch ({} saved)",
             fusion.apart[0].total
         ),
         (FusionKind::Pair | FusionKind::Template, Some(one)) => {
-            format!("{share:.0} % fewer bytes ({saved}), {launches} launches become 1, {apart} become {}", one.total)
+            format!("{change} ({saved}), {launches} launches become 1, {apart} become {}", one.total)
         }
-        (FusionKind::Pair | FusionKind::Template, None) => format!("{share:.0} % fewer bytes ({saved}){within}"),
+        (FusionKind::Pair | FusionKind::Template, None) => format!("{change} ({saved}){within}"),
     };
     ReasonSheet { code: "OK".into(), text, hint: String::new() }
 }

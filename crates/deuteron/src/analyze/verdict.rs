@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use deuteron_plan::{Assessment, Bytes, Plan, Seconds};
+use deuteron_plan::{Assessment, Plan, Seconds};
+use deuteron_report::change_of_bytes;
 
 /// The share of time by which the eager plan must be better than the unfused one to be named beside it.
 const BETTER: f64 = 0.005;
@@ -30,7 +31,7 @@ pub(super) fn verdict(assessment: &Assessment, recomputes: bool) -> String {
         before.time(),
         after.time(),
         ratio(before, after),
-        change_of_bytes(before.bytes(), after.bytes()),
+        change_of_bytes(before.bytes().0, after.bytes().0),
         regrouped.most_is_won_by(assessment),
         over_eager(assessment)
     )
@@ -38,20 +39,6 @@ pub(super) fn verdict(assessment: &Assessment, recomputes: bool) -> String {
 
 fn ratio(before: &Plan, after: &Plan) -> f64 {
     before.time().0 / after.time().0.max(1e-12)
-}
-
-/// `34 % fewer bytes`; a share below one per cent has a digit more, so that a difference is never printed as none.
-fn change_of_bytes(before: Bytes, after: Bytes) -> String {
-    if before == after {
-        return "as many bytes".to_string();
-    }
-    let share = 100.0 * (1.0 - after.0 as f64 / before.0.max(1) as f64);
-    let digits = match share.abs() {
-        share if share >= 0.95 => format!("{share:.0}"),
-        share if share >= 0.05 => format!("{share:.1}"),
-        _ => "less than 0.1".to_string(),
-    };
-    format!("{digits} % {} bytes", if share > 0.0 { "fewer" } else { "more" })
 }
 
 /// The gain over the eager plan, where that is the better baseline.
@@ -139,20 +126,5 @@ impl Regrouped {
             }
             _ => String::new(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_difference_of_bytes_is_never_printed_as_none() {
-        let text = |before, after| change_of_bytes(Bytes(before), Bytes(after));
-        assert_eq!(text(1000, 660), "34 % fewer bytes");
-        assert_eq!(text(1000, 1302), "30 % more bytes");
-        assert_eq!(text(1000, 997), "0.3 % fewer bytes");
-        assert_eq!(text(1_000_000, 999_999), "less than 0.1 % fewer bytes");
-        assert_eq!(text(7, 7), "as many bytes");
     }
 }

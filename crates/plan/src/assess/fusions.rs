@@ -319,11 +319,10 @@ impl Finder<'_, '_, '_> {
         let listed = kernels.listed(self.solver);
         let mut known: HashMap<Vec<String>, bool> = HashMap::new();
         for at in 0..self.found.len() {
-            let Fusion { ops, atoms, forceable: true, .. } = &self.found[at] else { continue };
-            if self.solver.is_large(atoms) {
+            if !self.found[at].forceable {
                 continue;
             }
-            let ops = ops.clone();
+            let ops = self.found[at].ops.clone();
             let all = match known.get(&ops) {
                 Some(&all) => all,
                 None => self.can_force(&places(&self.solver.problem, &listed, &ops)),
@@ -333,15 +332,15 @@ impl Finder<'_, '_, '_> {
         }
     }
 
-    /// Whether a plan under the user's pins fuses all of these sets.
+    /// Whether a plan under the user's pins fuses all of these sets, as far as a search can tell in time.
     fn can_force(&mut self, sets: &[Vec<Atom>]) -> bool {
+        if self.solver.is_large(&sets.concat()) {
+            return true;
+        }
         sets.iter().for_each(|set| self.solver.consider(set));
         let pinned = self.solver.restriction().clone();
         let asked = sets.iter().fold(pinned, |asked, set| asked.with_together(set));
-        let mut changed = sets.concat();
-        changed.sort_unstable();
-        changed.dedup();
-        self.solver.extra(&asked, &changed).is_some()
+        self.solver.solve_with(&asked).is_some()
     }
 
     /// Slices and transposes that their readers access by strides, without a kernel or a copy.

