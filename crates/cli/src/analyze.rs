@@ -160,8 +160,8 @@ fn described(device: &str) -> Result<Machine> {
         return Ok(Machine::profile(&lower)?);
     }
     if !Path::new(device).is_file() {
-        let profiles = Machine::PROFILES.join(", ");
-        bail!("unknown device `{device}`; expected cpu, cuda, cuda:N, {profiles}, or a machine file");
+        let profiles: Vec<&str> = Machine::PROFILES.into_iter().filter(|&name| name != "cpu").collect();
+        bail!("unknown device `{device}`; expected cpu, cuda, cuda:N, {}, or a machine file", profiles.join(", "));
     }
     let text = text_file(Path::new(device))?;
     Machine::parse(&text).with_context(|| device.to_string())

@@ -3,8 +3,8 @@
 /// A score with two digits, or with as many as show on which side of the verdict's threshold it is.
 pub fn score_text(score: f64, fuse_from: f64) -> String {
     let says = |text: &String| text.parse::<f64>().is_ok_and(|shown| (shown >= fuse_from) == (score >= fuse_from));
-    let texts = (2..=6).map(|digits| format!("{score:.digits$}"));
-    texts.clone().find(says).or_else(|| texts.last()).unwrap_or_default()
+    let mut texts = (2..=6).map(|digits| format!("{score:.digits$}"));
+    texts.clone().find(says).or_else(|| texts.next_back()).unwrap_or_default()
 }
 
 /// `34 % fewer bytes`; a share below one per cent has a digit more, so that a difference is never printed as none.

@@ -253,7 +253,10 @@ fn bad_input_exits_with_2_and_says_what_to_do() {
     let folder = Folder::new();
     let empty = folder.write("empty.onnx", "");
     let cases: [(&[&str], &str); 7] = [
-        (&["analyze", "norm_act", "--device", "gtx9"], "expected cpu, a100, h100, h200, rtx4090, or a machine file"),
+        (
+            &["analyze", "norm_act", "--device", "gtx9"],
+            "expected cpu, cuda, cuda:N, a100, h100, h200, rtx4090, or a machine file",
+        ),
         (&["analyze", "norm_act", "--force", "gelu"], "expected two operations or more"),
         (&["analyze", "norm_act", "--forbid", "gelu,softmax"], "the graph has gelu, layer_norm"),
         (&["analyze", "norm_act", "--dim", "batch=1"], "--dim does nothing for the op `norm_act`"),

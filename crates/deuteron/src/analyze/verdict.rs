@@ -87,6 +87,9 @@ impl Regrouped {
         match (self.split.is_empty(), self.fused) {
             (true, 0) => None,
             (true, _) => Some(format!("Fuse {from} kernels into {to}")),
+            (false, _) if to < from => {
+                Some(format!("Fuse {from} kernels into {to}, with {} in parts", self.names(assessment)))
+            }
             (false, 0) => Some(format!("Run {} in parts, {became}", self.names(assessment))),
             (false, _) => Some(format!("Run {} in parts and fuse neighbours, {became}", self.names(assessment))),
         }
