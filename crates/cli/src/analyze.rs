@@ -8,7 +8,7 @@ use clap::Args;
 use deuteron::analyze::{AnalyzeOptions, Kernels, analyze, flips};
 use deuteron::report::{
     Analysis, Candidate, KernelSheet, PlanSheet, ScoringSheet, TileSheet, diff, expect, html, next_steps, parse,
-    roofline_svg,
+    refusals, roofline_svg, score_text,
 };
 use deuteron::{Backend, Bytes, Machine, Pin, Scoring};
 
@@ -33,10 +33,10 @@ pub struct Arguments {
     /// TOML file with the weights and thresholds of the score sheet: [weights], [thresholds] and fuse_from, the lowest score whose verdict is FUSE
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
-    /// Operations that must share a kernel: a,b; may be repeated
+    /// Operations that must share a kernel, by the names of a row of the fusions: a,b; may be repeated
     #[arg(long, value_name = "A,B")]
     force: Vec<String>,
-    /// Operations that must not share a kernel: a,b; may be repeated
+    /// Operations that must not share a kernel, by the names of a row of the fusions: a,b; may be repeated
     #[arg(long, value_name = "A,B")]
     forbid: Vec<String>,
     /// For each fusion, print the device, batch, sequence or size at which the verdict changes
@@ -160,7 +160,8 @@ fn described(device: &str) -> Result<Machine> {
         return Ok(Machine::profile(&lower)?);
     }
     if !Path::new(device).is_file() {
-        bail!("unknown device `{device}`; expected {}, or a machine file", Machine::PROFILES.join(", "));
+        let profiles: Vec<&str> = Machine::PROFILES.into_iter().filter(|&name| name != "cpu").collect();
+        bail!("unknown device `{device}`; expected cpu, cuda, cuda:N, {}, or a machine file", profiles.join(", "));
     }
     let text = text_file(Path::new(device))?;
     Machine::parse(&text).with_context(|| device.to_string())
@@ -184,7 +185,7 @@ pub fn text(analysis: &Analysis, all: bool) -> Result<String, std::fmt::Error> {
     let (search, ms) = (capital(&analysis.search.text), analysis.planning_ms);
     writeln!(out, "{} on {}{}\n", analysis.graph, analysis.device, basis(&analysis.machine.basis))?;
     writeln!(out, "{}\n{search}; planned in {ms:.0} ms.\n", analysis.verdict)?;
-    writeln!(out, "{}\n", plans_table(analysis))?;
+    writeln!(out, "{}\n{}\n", plans_table(analysis), show::wrapped(PLANS))?;
     writeln!(out, "The chosen plan\n{}\n", kernels_table(analysis, all))?;
     if let Some(table) = matmuls_table(analysis, all) {
         writeln!(out, "{MATMULS}\n{table}\n")?;
@@ -201,7 +202,9 @@ pub fn text(analysis: &Analysis, all: bool) -> Result<String, std::fmt::Error> {
             out.push_str(&format!("{title}\n  {}\n\n", lines.join("\n  ")));
         }
     };
-    section("Refused, and why", refusals(analysis, all));
+    let refused = refusals(analysis, all).into_iter();
+    let say = |one: &Candidate| format!("{} {}: {}", one.reason.code, one.ops.join(" + "), one.reason.text);
+    section("Refused, and why", refused.map(say).collect());
     section("Score and plan disagree", analysis.disagreements.iter().map(|item| item.text.clone()).collect());
     section("Pins", analysis.pins.iter().map(|pin| pin.text.clone()).collect());
     section("What if", analysis.flips.iter().map(|flip| flip.text.clone()).collect());
@@ -250,6 +253,10 @@ fn capital(text: &str) -> String {
     chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }
 
+/// What the names of the plans mean.
+const PLANS: &str = "naive: one kernel per primitive; eager: one per operation, attention in parts; unfused: one per operation; greedy: \
+                     neighbours merged in order; chosen: the fastest plan found. Predicted times; moved: bytes read and written.";
+
 fn plans_table(analysis: &Analysis) -> String {
     let plans = &analysis.plans;
     let named = [
@@ -257,7 +264,7 @@ fn plans_table(analysis: &Analysis) -> String {
         ("eager", Some(&plans.eager)),
         ("unfused", Some(&plans.unfused)),
         ("recomputed", plans.recomputed.as_ref()),
-        ("greedy", Some(&plans.greedy)),
+        ("greedy", plans.greedy.as_ref()),
         ("chosen", Some(&plans.chosen)),
         ("conceivable", plans.conceivable.as_ref()),
     ];
@@ -298,13 +305,17 @@ fn kernels_table(analysis: &Analysis, all: bool) -> String {
             cost.bound.clone(),
         ];
         if gpu {
+            // A library does not say what its kernels take.
+            let is_library = kernel.variant == LIBRARY && kernel.tiles.is_none();
             let registers = match (kernel.measured_registers, &kernel.tiles) {
+                (None, None) if is_library => "-".to_string(),
                 (Some(compiled), _) => format!("{compiled} ({} predicted)", cost.registers),
                 (None, Some(tiles)) => registers(tiles),
                 (None, None) => cost.registers.to_string(),
             };
             let occupancy = kernel.tiles.as_ref().map_or(cost.occupancy, |tiles| tiles.occupancy);
-            row.extend([registers, format!("{:.0} %", 100.0 * occupancy)]);
+            let occupancy = if is_library { "-".to_string() } else { format!("{:.0} %", 100.0 * occupancy) };
+            row.extend([registers, occupancy]);
         }
         row
     });
@@ -314,6 +325,9 @@ fn kernels_table(analysis: &Analysis, all: bool) -> String {
     }
     show::table(&header, rows.collect(), 1)
 }
+
+/// The variant of a kernel of NVIDIA's library.
+const LIBRARY: &str = "cuBLASLt";
 
 /// The heading of [`matmuls_table`].
 pub const MATMULS: &str = "How its matmuls fill the GPU";
@@ -379,11 +393,12 @@ fn candidates_table(analysis: &Analysis, all: bool) -> String {
         candidates.truncate(12);
     }
     let rows = candidates.iter().map(|candidate| {
-        let mut row = vec![show::shorten(&candidate.ops.join(" + "), 40), candidate.count.to_string()];
+        let name = show::shorten(&candidate.ops.join(" + "), 40);
+        let mut row = vec![name, candidate.size.clone(), candidate.count.to_string()];
         let criteria = candidate.criteria.list().into_iter().zip(candidate.passes.list());
         row.extend(criteria.map(|(score, passes)| format!("{score:.2}{}", if passes { '+' } else { '-' })));
         row.extend([
-            format!("{:.2}", candidate.score),
+            score_text(candidate.score, analysis.scoring.fuse_from),
             candidate.verdict.clone(),
             if candidate.chosen { "fused" } else { "apart" }.to_string(),
             format!("{:.0} %", 100.0 * candidate.values.bandwidth_saving),
@@ -394,6 +409,7 @@ fn candidates_table(analysis: &Analysis, all: bool) -> String {
     });
     let header = [
         "fusion",
+        "size",
         "count",
         "bandwidth",
         "launch",
@@ -408,17 +424,4 @@ fn candidates_table(analysis: &Analysis, all: bool) -> String {
         "code",
     ];
     show::table(&header, rows.collect(), 1)
-}
-
-/// The codes that occur, each with its most expensive case.
-fn refusals(analysis: &Analysis, all: bool) -> Vec<String> {
-    let mut seen: Vec<&str> = Vec::new();
-    let mut lines = Vec::new();
-    for candidate in analysis.candidates.iter().filter(|candidate| candidate.reason.code != "OK") {
-        if all || !seen.contains(&candidate.reason.code.as_str()) {
-            seen.push(&candidate.reason.code);
-            lines.push(format!("{} {}: {}", candidate.reason.code, candidate.ops.join(" + "), candidate.reason.text));
-        }
-    }
-    lines
 }

@@ -70,7 +70,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
 
 fn run_random(engine: Engine, arguments: &Arguments) -> Result<Outcome> {
     if arguments.cases == 0 {
-        bail!("--cases must be at least 1");
+        bail!("--cases must be at least 1, got 0");
     }
     let engines = match engine.device().machine().kind {
         MachineKind::Cpu => cpu_engines(),

@@ -7,6 +7,7 @@ use clap::Args;
 use deuteron::fuse::{
     Agreement, Coverage, FuseOptions, FuseReport, GroupReport, Lesson, PlanReport, Stage, fuse_on, inputs, lesson,
 };
+use deuteron::report::change_of_bytes;
 use deuteron::{Bytes, Engine};
 use deuteron_gpt2::BenchReport;
 use serde::Serialize;
@@ -147,6 +148,10 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         if let Some(sentence) = learnt {
             outln!("{sentence}");
         }
+        outln!(
+            "\n{}",
+            in_short(&report, agreements.iter().find(|agreed| !agreed.agreement.holds()).map(|one| one.with))
+        );
     }
     let agrees = checks.iter().all(|(_, agreement)| agreement.holds());
     Ok(Outcome::of(report.within_bounds && agrees))
@@ -206,8 +211,9 @@ fn print(report: &FuseReport, all: bool) {
         row.extend(plan.graph_ms.map(show::milliseconds));
         row
     };
+    let differs = (report.eager.kernels, report.eager.bytes) != (report.unfused.kernels, report.unfused.bytes);
     let rows = vec![
-        plan("eager: attention in parts", &report.eager),
+        plan(if differs { "eager: attention in parts" } else { "eager: as unfused" }, &report.eager),
         plan("unfused: a kernel per call", &report.unfused),
         plan("fused", &report.fused),
     ];
@@ -251,14 +257,48 @@ fn verdict(report: &FuseReport) -> String {
     )
 }
 
+/// The result for a reader who knows nothing of plans: what was gained over the faster baseline, and whether the results are right.
+fn in_short(report: &FuseReport, disagrees_with: Option<&str>) -> String {
+    let time = |plan: &PlanReport| plan.graph_ms.unwrap_or(plan.ms);
+    let FuseReport { graph, eager, unfused, fused, .. } = report;
+    let (baseline, name) = match time(eager) < time(unfused) {
+        true => (eager, "with one kernel per operation and attention in parts"),
+        false => (unfused, "with one kernel per operation"),
+    };
+    let ratio = time(baseline) / time(fused).max(1e-12);
+    let spread = baseline.spread.max(fused.spread);
+    let (before, after) = (show::milliseconds(time(baseline)), show::milliseconds(time(fused)));
+    let gain = match ratio {
+        _ if (fused.kernels, fused.bytes) == (baseline.kernels, baseline.bytes) => {
+            format!("{graph} has nothing to fuse on this machine and takes {after} a run")
+        }
+        ratio if (ratio - 1.0).abs() <= spread => {
+            format!(
+                "{graph} takes {after} a run fused and {before} {name}, which is no difference beyond the run-to-run spread"
+            )
+        }
+        ratio if ratio > 1.0 => {
+            format!("fusing makes {graph} {ratio:.2} times as fast: {after} a run instead of {before} {name}")
+        }
+        ratio => format!(
+            "fusing makes {graph} slower here, {:.2} times: {after} a run instead of {before} {name}",
+            1.0 / ratio
+        ),
+    };
+    let right = match (report.verified, disagrees_with) {
+        (false, _) => "BUT THE RESULTS ARE WRONG: an output is outside of its error bound".to_string(),
+        (true, Some(with)) => {
+            format!("but although all results are verified in double precision, they DO NOT AGREE with {with}")
+        }
+        (true, None) => "and all results are verified against a calculation in double precision".to_string(),
+    };
+    format!("In short: {gain}, {right}.")
+}
+
 /// The gain of fusing over a named baseline.
 fn against(name: &str, baseline: &PlanReport, fused: &PlanReport, speedup: f64) -> String {
-    let bytes = match 1.0 - fused.bytes as f64 / baseline.bytes.max(1) as f64 {
-        _ if baseline.bytes == fused.bytes => "as many bytes moved".to_string(),
-        saved if saved < 0.0 => format!("{:.0} % more bytes moved", -100.0 * saved),
-        saved => format!("{:.0} % fewer bytes moved", 100.0 * saved),
-    };
-    format!("Fused against {name}: {bytes}, {}.", show::speed(speedup, [baseline.spread, fused.spread]))
+    let bytes = change_of_bytes(baseline.bytes, fused.bytes);
+    format!("Fused against {name}: {bytes} moved, {}.", show::speed(speedup, [baseline.spread, fused.spread]))
 }
 
 fn each_kernel(groups: &[GroupReport]) -> Vec<Vec<String>> {

@@ -137,8 +137,21 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(Outcome::Good) => 0,
         Ok(Outcome::Failed) => 1,
         Err(error) => {
-            errln!("error: {error:#}");
+            errln!("error: {}", without_numbers(&format!("{error:#}")));
             2
+        }
+    })
+}
+
+/// A message without the system's numbers of its errors: `(os error 2)` says nothing that the words before it do not.
+fn without_numbers(message: &str) -> String {
+    let mut parts = message.split(" (os error ");
+    let first = parts.next().unwrap_or_default().to_string();
+    parts.fold(first, |text, part| {
+        let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+        match part[digits..].strip_prefix(')') {
+            Some(rest) if digits > 0 => text + rest,
+            _ => text + " (os error " + part,
         }
     })
 }
@@ -151,5 +164,19 @@ fn ended(code: u8) -> u8 {
             errln!("error: cannot write to standard output; some output is lost: {error}");
             if code == 0 { 2 } else { code }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_have_no_numbers_of_system_errors() {
+        let plain = "a.txt: No such file or directory";
+        assert_eq!(without_numbers("a.txt: No such file or directory (os error 2)"), plain);
+        assert_eq!(without_numbers("`b` (os error 13): denied (os error 13); twice"), "`b`: denied; twice");
+        assert_eq!(without_numbers("the file ` (os error x)`"), "the file ` (os error x)`");
+        assert_eq!(without_numbers("nothing"), "nothing");
     }
 }

@@ -145,7 +145,7 @@ pub fn milliseconds(ms: f64) -> String {
     match ms {
         // What rounds to nothing has no sign.
         ms if ms <= -5e-5 => format!("-{}", milliseconds(-ms)),
-        ms if ms < 0.0 => milliseconds(0.0),
+        ms if ms <= 0.0 && ms.is_sign_negative() => milliseconds(0.0),
         ms if ms < 1.0 => format!("{:.1} us", ms * 1e3),
         ms if ms < 1000.0 => format!("{ms:.2} ms"),
         ms => format!("{:.2} s", ms / 1e3),
@@ -213,6 +213,12 @@ mod tests {
                 assert!(text.contains(number), "{width}, {number}:\n{text}");
             }
         }
+    }
+
+    #[test]
+    fn what_rounds_to_nothing_has_no_sign() {
+        assert_eq!([0.0, -0.0, -1e-9, -4.9e-5].map(milliseconds), [(); 4].map(|()| "0.0 us".to_string()));
+        assert_eq!((milliseconds(-6e-5), milliseconds(-1.5)), ("-0.1 us".to_string(), "-1.50 ms".to_string()));
     }
 
     #[test]

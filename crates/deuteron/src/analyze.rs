@@ -5,6 +5,7 @@ mod recompute;
 mod registers;
 mod sheets;
 mod tiles;
+mod verdict;
 
 pub use flip::{Knob, Variants, flips};
 pub(crate) use tiles::note_registers;

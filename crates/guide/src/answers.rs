@@ -118,6 +118,9 @@ impl Right {
         let digits: String = answer.trim().chars().filter(|c| !matches!(c, '_' | ',' | ' ')).collect();
         match digits.parse::<f64>() {
             Ok(given) if given == *value as f64 => Verdict::right(format!("{hint}.")),
+            Ok(given) if !given.is_finite() => {
+                Verdict::wrong(format!("expected a finite number, got `{}`", answer.trim()))
+            }
             Ok(given) => {
                 let ratio = given / *value as f64;
                 let distance = match (ratio - 1.0).abs() < 5e-4 {

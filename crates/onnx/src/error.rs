@@ -156,8 +156,9 @@ pub enum OnnxError {
     },
     /// An unknown operator without a stated result shape.
     #[error(
-        "{op} at `{node}`: {why}, and the file does not state the shape of `{value}`; run \
-         onnx.shape_inference.infer_shapes on the model first, or set its dimensions with --dim"
+        "{op} at `{node}`: {why}, and the file does not state the shape of its result `{value}`, so it cannot be analysed as an opaque \
+         operation either; {}",
+        unsupported(.op)
     )]
     UnknownShape {
         /// the node's name
@@ -226,6 +227,24 @@ pub enum OnnxError {
     /// The graph refused a tensor.
     #[error(transparent)]
     Graph(#[from] GraphError),
+}
+
+/// What to do about an operator that is not supported.
+fn unsupported(op: &str) -> &'static str {
+    match op {
+        "If" | "Loop" | "Scan" => {
+            "control flow is not supported: export the model without it, or cut the model before and after it with \
+             onnx.utils.extract_model"
+        }
+        "Cast" | "CastLike" => {
+            "this type is not supported: cast to a float, integer or bool type of 8 to 64 bits, or cut the model before it with \
+             onnx.utils.extract_model"
+        }
+        _ => {
+            "state that shape in the graph's value_info to analyse it so (onnx.shape_inference.infer_shapes knows the shapes of most \
+             operators of ONNX), or cut the model before and after it with onnx.utils.extract_model"
+        }
+    }
 }
 
 fn known_dims(names: &[String]) -> String {

@@ -42,8 +42,8 @@ pub struct Assessment {
     pub eager: Plan,
     /// one kernel per call
     pub unfused: Plan,
-    /// neighbours merged in order
-    pub greedy: Plan,
+    /// neighbours merged in order, under the pins; `None` if that does not lead to a plan that keeps them
+    pub greedy: Option<Plan>,
     /// the unfused plan of the graph that is planned: the atoms' kernels before fusing
     pub apart: Plan,
     /// the cheapest
@@ -71,13 +71,13 @@ pub fn assess(question: &Question) -> Result<Assessment, PlanError> {
     let conceivable = conceivable(question, &chosen)?;
     let atoms = describe::atoms(&mut solver.problem, &apart, &chosen);
     let gains = gains(&mut solver, &apart, &chosen);
-    let fusions = fusions::fusions(&mut solver, question, &apart, &chosen, &gains);
+    let fusions = fusions::fusions(&mut solver, question, &chosen, &gains);
     let pins = pin_prices(&mut solver, question.pins)?;
     Ok(Assessment {
         atoms,
         naive: planned(Strategy::Naive)?,
         eager: planned(Strategy::Eager)?,
-        greedy: planned(Strategy::Greedy)?,
+        greedy: greedy(question)?,
         unfused: planned(Strategy::Unfused)?,
         apart,
         chosen,
@@ -124,6 +124,15 @@ fn conceivable(question: &Question, chosen: &Plan) -> Result<Option<Plan>, PlanE
         plan_pinned(graph, Target { machine: target.machine, catalog: &all }, Strategy::Fused, &[], question.pins)?;
     let differs = best.groups.iter().map(|group| &group.nodes).ne(chosen.groups.iter().map(|group| &group.nodes));
     Ok((differs && best.time() < chosen.time()).then_some(best))
+}
+
+/// Neighbours merged in order, under the pins.
+fn greedy(question: &Question) -> Result<Option<Plan>, PlanError> {
+    match plan_pinned(question.baseline, question.target, Strategy::Greedy, &[], question.pins) {
+        Ok(plan) => Ok(Some(plan)),
+        Err(PlanError::Pin { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The price of each pin alone.

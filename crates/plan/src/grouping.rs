@@ -53,6 +53,46 @@ pub(crate) struct Grouping<'a> {
     pub is_output: Vec<bool>,
     /// Set once groups may span calls.
     order: Option<Order>,
+    /// fusions that the user forced or forbade
+    pinned: Pinned,
+}
+
+/// Nodes that must, and nodes that must not, share a kernel; each list in order.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pinned {
+    pub together: Vec<Vec<NodeId>>,
+    pub apart: Vec<Vec<NodeId>>,
+}
+
+impl<'a> Grouping<'a> {
+    /// The same where the user forced or forbade fusions, which merging in order respects as far as it can.
+    pub fn with_pins(mut self, pinned: Pinned) -> Self {
+        self.pinned = pinned;
+        self
+    }
+
+    /// Whether all pins hold.
+    pub fn keeps_pins(&self) -> bool {
+        let is_one = |set: &Vec<NodeId>| {
+            let group = self.group_of[set[0].index()];
+            set.iter().all(|id| self.group_of[id.index()] == group)
+        };
+        self.pinned.together.iter().all(is_one) && !self.pinned.apart.iter().any(is_one)
+    }
+
+    /// Merges each forced set, if a kernel of only that exists.
+    fn merge_forced(&mut self) {
+        for set in self.pinned.together.clone() {
+            let mut groups: Vec<usize> = set.iter().filter_map(|id| self.group_of[id.index()]).collect();
+            groups.sort_unstable();
+            groups.dedup();
+            let mut nodes: Vec<NodeId> = groups.iter().flat_map(|&group| self.groups[group].iter().copied()).collect();
+            nodes.sort_unstable();
+            if groups.len() > 1 && self.allowed(&nodes, &groups).is_ok() && !self.comes_back(&groups) {
+                self.join(&groups);
+            }
+        }
+    }
 }
 
 impl<'a> Grouping<'a> {
@@ -70,6 +110,7 @@ impl<'a> Grouping<'a> {
             readers: vec![Vec::new(); count],
             is_output,
             order: None,
+            pinned: Pinned::default(),
         };
         for id in graph.ids().filter(|&id| needed[id.index()] && placement.needs_kernel(graph, id)) {
             grouping.place_node(id);
@@ -122,6 +163,7 @@ impl<'a> Grouping<'a> {
                 self.merge(Scope::Call);
                 self.merge_whole_calls(is_taken_whole);
                 self.watch();
+                self.merge_forced();
                 self.merge_chains();
                 self.merge_gradients();
                 self.merge(Scope::Everything);
@@ -324,6 +366,10 @@ impl<'a> Grouping<'a> {
     }
 
     fn allowed(&self, nodes: &[NodeId], groups: &[usize]) -> Result<(), Reason> {
+        let holds = |set: &Vec<NodeId>| set.iter().all(|id| nodes.binary_search(id).is_ok());
+        if self.pinned.apart.iter().any(holds) {
+            return Err(Reason::Forbidden);
+        }
         let structure = &self.rules.structure(nodes, &|id| self.leaves(id, groups))?;
         let offered = self.catalog.offers_structure(structure) && {
             let outputs: Vec<NodeId> = nodes.iter().copied().filter(|&id| self.leaves(id, groups)).collect();

@@ -9,11 +9,11 @@ use crate::cost::cost;
 use crate::draft::Draft;
 use crate::error::PlanError;
 use crate::group::Group;
-use crate::grouping::Grouping;
+use crate::grouping::{Grouping, Pinned};
 use crate::layout::{Layout, Placement, place};
 use crate::memory::{Arena, arena};
 use crate::reason::Reason;
-use crate::search::{Pin, Search, Solver, search, solver};
+use crate::search::{Pin, Search, Solver, pins, search, solver};
 use crate::strategy::Strategy;
 use crate::target::Target;
 use crate::units::{Bytes, Seconds};
@@ -51,7 +51,7 @@ pub fn plan(graph: &Graph, target: Target, strategy: Strategy, inputs: &[Layout]
     plan_pinned(graph, target, strategy, inputs, &[])
 }
 
-/// Plans a graph with forced or forbidden fusions. Pins only apply to the strategy `Fused`.
+/// Plans a graph with forced or forbidden fusions. Pins apply to the strategies `Fused` and `Greedy`; the baselines fuse no calls.
 pub fn plan_pinned(
     graph: &Graph,
     target: Target,
@@ -61,7 +61,15 @@ pub fn plan_pinned(
 ) -> Result<Plan, PlanError> {
     let placement = check_and_place(graph, target, inputs)?;
     let mut grouping = Grouping::new(graph, &placement, target);
+    if strategy == Strategy::Greedy && !pins.is_empty() {
+        grouping = grouping.with_pins(pinned_nodes(graph, &placement, target, pins)?);
+    }
     grouping.merge_for(strategy);
+    if !grouping.keeps_pins() {
+        let names = pins.iter().map(|pin| format!("{} {}", pin.verb(), pin.names().join(","))).collect::<Vec<_>>();
+        let why = "merging neighbours in order does not lead there; use the plan fused".to_string();
+        return Err(PlanError::Pin { verb: "keep", what: names.join(" and ") + " in the plan greedy", why });
+    }
     let found = match strategy {
         Strategy::Fused => {
             let mut solver = solver(&grouping, target);
@@ -70,6 +78,16 @@ pub fn plan_pinned(
         Strategy::Naive | Strategy::Eager | Strategy::Unfused | Strategy::Greedy => None,
     };
     Ok(finished(&grouping, target, strategy, found))
+}
+
+/// The nodes that pins name.
+fn pinned_nodes(graph: &Graph, placement: &Placement, target: Target, pins: &[Pin]) -> Result<Pinned, PlanError> {
+    let mut atoms = Grouping::new(graph, placement, target);
+    atoms.merge_for(Strategy::Fused);
+    let mut solver = solver(&atoms, target);
+    let restriction = pins::restriction(&mut solver, pins)?;
+    let nodes = |sets: &[Vec<usize>]| sets.iter().map(|set| solver.problem.nodes(set)).collect();
+    Ok(Pinned { together: nodes(&restriction.together), apart: nodes(&restriction.apart) })
 }
 
 /// The cheapest plan of a graph whose groups are priced already.

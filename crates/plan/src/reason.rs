@@ -331,6 +331,6 @@ pub const PAGES: &[Page] = &[
                   that the cost model does not include. A search never chooses it; ops of the catalogue that are defined as one \
                   launch use it.",
         example: "",
-        hint: "change the size named in the reason, or keep the kernels separate",
+        hint: "none: separate kernels are faster. The price of one kernel leaves the named reason out",
     },
 ];

@@ -89,10 +89,11 @@ function sheetRow(entry) {
   const { sheet } = entry;
   const says = sheet.verdict === 'FUSE';
   const opener = element('button', { type: 'button', class: 'opener', 'aria-expanded': 'false', onclick: toggle },
-    element('span', { class: 'ops' }, sheet.ops.flatMap((name, index) => (index ? [element('span', { class: 'plus' }, ' + '), name] : [name]))));
+    element('span', { class: 'ops' }, sheet.ops.flatMap((name, index) => (index ? [element('span', { class: 'plus' }, ' + '), name] : [name]))),
+    sheet.size && element('span', { class: 'why' }, sheet.size));
   const row = element('tr', { class: sheet.disagreement ? 'disagrees' : null, 'data-candidate': sheet.index },
     element('th', { scope: 'row' }, opener),
-    element('td', { class: 'number score' }, element('span', {}, digits(sheet.score)), bar(sheet.score, says ? 'meter-good' : 'meter-fill')),
+    element('td', { class: 'number score' }, element('span', {}, scoreText(sheet.score)), bar(sheet.score, says ? 'meter-good' : 'meter-fill')),
     element('td', {}, element('span', { class: says ? 'tag good' : 'tag' }, says ? 'fuse' : 'do not fuse')),
     element('td', {}, element('span', { class: sheet.chosen ? 'tag good solid' : 'tag' }, sheet.chosen ? 'fused' : 'apart')),
     element('td', { class: 'number' }, formatCount(sheet.count)),
@@ -129,12 +130,12 @@ function sheetDetails(sheet) {
   };
   const together = isNumber(values.us_together) ? formatTime(values.us_together) : 'not priced';
   return element('div', { class: 'behind' },
-    element('p', {}, element('b', {}, reason.code), ` ${reason.text}`, reason.hint && element('span', { class: 'why' }, reason.hint)),
+    element('p', {}, element('b', {}, reason.code), ' ', prose(reason.text), reason.hint && element('span', { class: 'why' }, prose(reason.hint))),
     sheet.disagreement && element('p', { class: 'warn' }, `Score and plan disagree: ${sheet.disagreement}`),
     element('dl', {}, CRITERIA.map(([field, title]) => element('div', {},
       element('dt', {}, `${title} ${digits(criteria[field])} × ${digits(scoringOf(field).weight)} ${mark(sheet, field)}`),
       element('dd', {}, `${behind[field]} (asks for: ${scoringOf(field).asks})`))),
-    element('div', {}, element('dt', {}, 'Score'), element('dd', {}, `${digits(sheet.score)}; the verdict is FUSE from ${digits(data.scoring.fuse_from)} where a kernel can hold them${sheet.within ? `, here within ${sheet.within.join(' + ')}` : ''}`)),
+    element('div', {}, element('dt', {}, 'Score'), element('dd', {}, `${scoreText(sheet.score)}; the verdict is FUSE from ${digits(data.scoring.fuse_from)} where a kernel can hold them${sheet.within ? `, here within ${sheet.within.join(' + ')}` : ''}`)),
     element('div', {}, element('dt', {}, 'Time'), element('dd', {}, `${formatTime(values.us_apart)} apart, ${together} together${worth(sheet)}`)),
     element('div', {}, element('dt', {}, 'Where'), element('dd', {}, `operations ${sheet.at.map((at) => `#${at}`).join(', ')}${sheet.count > 1 ? ` and ${counted(sheet.count - 1, 'equal', 'equals')}` : ''}`))));
 }
@@ -142,6 +143,17 @@ function sheetDetails(sheet) {
 /** Weight, threshold and words of a criterion. */
 function scoringOf(field) {
   return data.scoring.criteria.find(({ name }) => name === field) || { weight: NaN, asks: NOTHING };
+}
+
+/** A score with as many digits as show on which side of the threshold it is. */
+function scoreText(score) {
+  const from = data.scoring.fuse_from;
+  if (!isNumber(score)) return digits(score);
+  for (let places = 2; places < 6; places += 1) {
+    const text = score.toFixed(places);
+    if ((Number(text) >= from) === (score >= from)) return text;
+  }
+  return score.toFixed(6);
 }
 
 function mark(sheet, field) {
@@ -166,7 +178,7 @@ function listDisagreements() {
   const list = (entries) => element('ul', { class: 'plain' }, entries.map((entry) => {
     const sheet = data.candidates[entry.candidate];
     return element('li', {}, element('b', {}, sheet.ops.join(' + ')), element('span', { class: 'why' },
-      `score ${digits(sheet.score)} says ${sheet.verdict.toLowerCase()}, the plan ${sheet.chosen ? 'fuses' : 'keeps apart'}: ${entry.text}`));
+      `score ${scoreText(sheet.score)} says ${sheet.verdict.toLowerCase()}, the plan ${sheet.chosen ? 'fuses' : 'keeps apart'}: ${entry.text}`));
   }));
   const more = rest.length > 0 && element('details', {}, element('summary', {}, `${rest.length} more`), list(rest));
   const title = element('h3', {}, `Where score and plan disagree (${data.disagreements.length})`);

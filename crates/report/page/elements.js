@@ -22,6 +22,13 @@ function drawn(tag, attributes, ...children) {
   return put(document.createElementNS(SVG, tag), attributes, children);
 }
 
+/** A sentence as children of an element: what stands between backticks is code. */
+function prose(text) {
+  const parts = String(text || '').split('`');
+  if (parts.length % 2 === 0) return [text];
+  return parts.map((part, index) => (index % 2 ? element('code', {}, part) : part)).filter((part) => part !== '');
+}
+
 function byId(id) {
   return document.getElementById(id);
 }

@@ -188,12 +188,14 @@ fn texts(old: &Analysis, new: &Analysis) -> Vec<TextChange> {
 fn plans(old: &Analysis, new: &Analysis) -> Vec<PlanChange> {
     let (old, new) = (&old.plans, &new.plans);
     let none = PlanSheet { kernels: 0, bytes: 0, us: 0.0, peak_bytes: 0 };
-    let conceivable = (old.conceivable.as_ref().unwrap_or(&none), new.conceivable.as_ref().unwrap_or(&none));
+    let or_none = |old, new| (Option::unwrap_or(old, &none), Option::unwrap_or(new, &none));
+    let greedy = or_none(old.greedy.as_ref(), new.greedy.as_ref());
+    let conceivable = or_none(old.conceivable.as_ref(), new.conceivable.as_ref());
     [
         ("naive", &old.naive, &new.naive),
         ("eager", &old.eager, &new.eager),
         ("unfused", &old.unfused, &new.unfused),
-        ("greedy", &old.greedy, &new.greedy),
+        ("greedy", greedy.0, greedy.1),
         ("chosen", &old.chosen, &new.chosen),
         ("conceivable", conceivable.0, conceivable.1),
     ]

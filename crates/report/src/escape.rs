@@ -20,6 +20,20 @@ pub(crate) fn markup(text: &str) -> String {
     out
 }
 
+/// A sentence as markup: what stands between backticks is code.
+pub(crate) fn prose(text: &str) -> String {
+    let parts: Vec<&str> = text.split('`').collect();
+    // A backtick without a second one is itself.
+    if parts.len().is_multiple_of(2) {
+        return markup(text);
+    }
+    let part = |(index, part): (usize, &&str)| match index % 2 {
+        0 => markup(part),
+        _ => format!("<code>{}</code>", markup(part)),
+    };
+    parts.iter().enumerate().map(part).collect()
+}
+
 /// JSON that may stand in a `<script>` element: no character in it can end the element or open a comment.
 ///
 /// In JSON these characters occur only inside strings, so escaping them does not change the parsed value.
@@ -45,6 +59,13 @@ mod tests {
     #[test]
     fn markup_has_no_special_characters_left() {
         assert_eq!(markup("a<b>&\"'\u{0}"), "a&lt;b&gt;&amp;&quot;&#39;\u{fffd}");
+    }
+
+    #[test]
+    fn what_is_between_backticks_is_code() {
+        assert_eq!(prose("see `a<b>` and `c`."), "see <code>a&lt;b&gt;</code> and <code>c</code>.");
+        assert_eq!(prose("one ` alone"), "one ` alone");
+        assert_eq!(prose("<p>"), "&lt;p&gt;");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The top of the page: the key figures as markup, readable without a script.
 
-use crate::escape::markup;
+use crate::escape::{markup, prose};
 use crate::units::{NOTHING, byte_rate, bytes, digits, flop_rate, time};
 use crate::{Analysis, MeasuredSheet, next_steps};
 
@@ -10,8 +10,8 @@ pub(crate) fn verdict(text: &str) -> String {
         Some((first, rest)) => (format!("{first}."), rest),
         None => (text.to_string(), ""),
     };
-    let rest = if rest.is_empty() { String::new() } else { format!("\n    <p class=\"more\">{}</p>", markup(rest)) };
-    format!("<h1 id=\"verdict\">{}</h1>{rest}", markup(&first))
+    let rest = if rest.is_empty() { String::new() } else { format!("\n    <p class=\"more\">{}</p>", prose(rest)) };
+    format!("<h1 id=\"verdict\">{}</h1>{rest}", prose(&first))
 }
 
 /// The key figures: kernels, bytes, time, and what was measured.
@@ -87,7 +87,10 @@ pub(crate) fn facts(analysis: &Analysis) -> String {
         flop_rate(machine.vector_flops_per_us),
         flop_rate(machine.matrix_flops_per_us)
     );
-    let name = format!("{} ({})", analysis.device, machine.basis);
+    let name = match basis(&machine.basis) {
+        "" => analysis.device.clone(),
+        basis => format!("{} ({basis})", analysis.device),
+    };
     fact(&mut out, "Machine", "plain", &name, &rates);
     let parts = format!(
         "{} of {} parts distinct, {} groups, {} states",
@@ -97,9 +100,19 @@ pub(crate) fn facts(analysis: &Analysis) -> String {
     out
 }
 
+/// Where the numbers of a machine come from, if not from its profile or file.
+fn basis(basis: &str) -> &'static str {
+    match basis {
+        "calibrated" => "calibrated on this machine",
+        "learnt" => "corrected by measured runs",
+        "guessed" => "estimated from another machine",
+        _ => "",
+    }
+}
+
 /// What to do next, as a list.
 pub(crate) fn next(analysis: &Analysis) -> String {
-    next_steps(analysis).iter().map(|step| format!("<li>{}</li>\n", markup(step))).collect()
+    next_steps(analysis).iter().map(|step| format!("<li>{}</li>\n", prose(step))).collect()
 }
 
 fn verification(measured: &MeasuredSheet) -> (&'static str, &'static str, String) {
@@ -108,7 +121,7 @@ fn verification(measured: &MeasuredSheet) -> (&'static str, &'static str, String
 }
 
 fn fact(out: &mut String, title: &str, class: &str, text: &str, detail: &str) {
-    let (text, detail) = (markup(text), markup(detail));
+    let (text, detail) = (markup(text), prose(detail));
     *out += &format!("<div class=\"fact\"><dt>{title}</dt><dd class=\"{class}\">{text}</dd><dd>{detail}</dd></div>\n");
 }
 
@@ -130,9 +143,13 @@ fn pair(pair: &Pair<'_>) -> String {
         share if share <= 1.0 => (100.0, share * 100.0),
         share => (100.0 / share, 100.0),
     };
+    let gain = match pair.share {
+        share if share > 1.0 => "loss",
+        _ => "gain",
+    };
     format!(
         "<div class=\"figure\"><dt>{}</dt><dd class=\"change\"><span class=\"was\">{}</span> \
-         <span class=\"arrow\" aria-label=\"to\">→</span> <b>{}</b></dd><dd class=\"gain\">{}</dd>\
+         <span class=\"arrow\" aria-label=\"to\">→</span> <b>{}</b></dd><dd class=\"{gain}\">{}</dd>\
          <svg class=\"bars\" viewBox=\"0 0 100 9\" preserveAspectRatio=\"none\" aria-hidden=\"true\">\
          <rect class=\"bar-before\" width=\"{before:.1}\" height=\"3\"/>\
          <rect class=\"bar-after\" y=\"5\" width=\"{after:.1}\" height=\"4\"/></svg></div>\n",

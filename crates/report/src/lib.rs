@@ -22,6 +22,7 @@ mod neighbours;
 mod next;
 mod page;
 mod roofline;
+mod score;
 mod sheet;
 mod units;
 
@@ -32,7 +33,8 @@ pub use error::ReportError;
 pub use expect::{Outcome, Violation, expect};
 pub use json::{LARGEST_INPUT, VERSION, parse, schema};
 pub use neighbours::distance;
-pub use next::next_steps;
+pub use next::{next_steps, refusals};
 pub use page::html;
 pub use roofline::roofline_svg;
+pub use score::{change_of_bytes, score_text};
 pub use sheet::*;

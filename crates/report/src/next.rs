@@ -73,22 +73,28 @@ fn longest(analysis: &Analysis) -> Option<String> {
         .then(|| format!("{} takes {} % of the time and is limited by {limit}; {help}.", kernel.name, digits(share)))
 }
 
-/// Refused fusions that the user can do something about, those of the longest kernels first.
-fn refused(analysis: &Analysis) -> Vec<String> {
+/// The refused fusions, those of the longest kernels first: of each code the first, or all.
+pub fn refusals(analysis: &Analysis, all: bool) -> Vec<&Candidate> {
     let weight = |one: &Candidate| one.values.us_apart * one.count as f64;
-    // Some reasons can only be accepted, and their hint says so.
-    let can_be_helped = |one: &&Candidate| {
-        let hint = &one.reason.hint;
-        !one.chosen && one.score > 0.0 && !hint.is_empty() && !hint.starts_with("none")
-    };
-    let mut list: Vec<&Candidate> = analysis.candidates.iter().filter(can_be_helped).collect();
+    let mut list: Vec<&Candidate> = analysis.candidates.iter().filter(|one| one.reason.code != "OK").collect();
     list.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
     let mut codes: Vec<&str> = Vec::new();
     list.retain(|one| {
         let new = !codes.contains(&one.reason.code.as_str());
         codes.push(&one.reason.code);
-        new
+        all || new
     });
+    list
+}
+
+/// Refused fusions that the user can do something about.
+fn refused(analysis: &Analysis) -> Vec<String> {
+    // Some reasons can only be accepted, and their hint says so.
+    let can_be_helped = |one: &&Candidate| {
+        let hint = &one.reason.hint;
+        !one.chosen && one.score > 0.0 && !hint.is_empty() && !hint.starts_with("none")
+    };
+    let list: Vec<&Candidate> = refusals(analysis, false).into_iter().filter(can_be_helped).collect();
     let say = |one: &&Candidate| {
         let (ops, code, hint) = (one.ops.join(" + "), &one.reason.code, one.reason.hint.trim_end_matches('.'));
         format!("{ops} stays apart ({code}): {hint}.")

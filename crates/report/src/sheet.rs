@@ -67,8 +67,8 @@ pub struct Plans {
     pub unfused: PlanSheet,
     /// the same with values recomputed in the backward pass instead of stored, if the chosen plan does that: fusing starts from here
     pub recomputed: Option<PlanSheet>,
-    /// neighbours merged in order wherever it is legal
-    pub greedy: PlanSheet,
+    /// neighbours merged in order wherever it is legal; none if that does not lead to a plan that keeps the pins
+    pub greedy: Option<PlanSheet>,
     /// the cheapest plan of kernels that can be generated for this machine or, if requested, of every skeleton
     pub chosen: PlanSheet,
     /// the cheapest plan with every skeleton, if it differs
@@ -309,13 +309,16 @@ pub struct Candidate {
     pub count: usize,
     /// `pair`, `template`, or `view` (a split or transpose that is read in place)
     pub kind: String,
+    /// rows and columns, or the sizes of a matmul
+    #[serde(default)]
+    pub size: String,
     /// the weighted sum of the criteria, 0 to 1
     pub score: f64,
     /// `FUSE` or `DO NOT FUSE`: what the score sheet says
     pub verdict: String,
     /// whether the chosen plan fuses it
     pub chosen: bool,
-    /// whether some plan fuses it, so that `--force` works
+    /// whether some plan fuses everything of these names, so that `--force` works; a view is neither forced nor forbidden
     pub forceable: bool,
     /// operations of the kernel that contains it, if it is not a kernel by itself
     pub within: Option<Vec<String>>,

@@ -22,13 +22,12 @@ fn gpt2_on_an_h200_is_planned_at_once_and_optimally() {
     let analysis = analyzed(&folder, &GPT2);
     assert!(analysis.optimal && analysis.search.text.starts_with("optimal among"), "{}", analysis.search.text);
     let plans = &analysis.plans;
-    let kernels = [&plans.naive, &plans.eager, &plans.unfused, &plans.greedy].map(|plan| plan.kernels);
+    let greedy = plans.greedy.as_ref().unwrap();
+    let kernels = [&plans.naive, &plans.eager, &plans.unfused, greedy].map(|plan| plan.kernels);
     assert!(kernels.is_sorted_by(|a, b| a >= b), "{kernels:?}");
     // Where a launch is cheap, a kernel more may be quicker.
     assert!(plans.chosen.kernels < plans.unfused.kernels, "{}", plans.chosen.kernels);
-    assert!(
-        plans.chosen.us <= plans.greedy.us && plans.chosen.us < plans.unfused.us && plans.unfused.us < plans.eager.us
-    );
+    assert!(plans.chosen.us <= greedy.us && plans.chosen.us < plans.unfused.us && plans.unfused.us < plans.eager.us);
     // The debug build of a machine that is busy with other work is slower than the bar of half a second; a search of all states takes minutes.
     assert!(analysis.planning_ms < 30_000.0, "{}", analysis.planning_ms);
     // Twelve equal layers: fusions are listed once, with their number.
@@ -254,7 +253,10 @@ fn bad_input_exits_with_2_and_says_what_to_do() {
     let folder = Folder::new();
     let empty = folder.write("empty.onnx", "");
     let cases: [(&[&str], &str); 7] = [
-        (&["analyze", "norm_act", "--device", "gtx9"], "expected cpu, a100, h100, h200, rtx4090, or a machine file"),
+        (
+            &["analyze", "norm_act", "--device", "gtx9"],
+            "expected cpu, cuda, cuda:N, a100, h100, h200, rtx4090, or a machine file",
+        ),
         (&["analyze", "norm_act", "--force", "gelu"], "expected two operations or more"),
         (&["analyze", "norm_act", "--forbid", "gelu,softmax"], "the graph has gelu, layer_norm"),
         (&["analyze", "norm_act", "--dim", "batch=1"], "--dim does nothing for the op `norm_act`"),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use deuteron_graph::{Dtype, Graph, Op};
+use deuteron_graph::{Callee, CompositeKind, Dtype, Graph, NodeId, Op};
 use deuteron_plan::{
     Assessment, Bytes, CRITERIA, Cost, Fusion, FusionKind, Group, Machine, MachineKind, Pin, Plan, Quantity, Reason,
     Scoring, Search, Seconds, matmul_size, matrix_rate, node_space, ridge_points,
@@ -10,10 +10,10 @@ use deuteron_plan::{
 use deuteron_report::{
     Analysis, Candidate, CostSheet, Criteria, CriteriaValues, CriterionSheet, Disagreement, KernelSheet, MachineSheet,
     MemorySheet, NumberSheet, OpSheet, Passes, PinSheet, PlanSheet, Plans, ReasonSheet, RecomputeSheet, ScoringSheet,
-    SearchSheet, TensorSheet, VERSION,
+    SearchSheet, TensorSheet, VERSION, change_of_bytes, score_text,
 };
 
-use crate::analyze::{AnalyzeOptions, Kernels, generated, tiles};
+use crate::analyze::{AnalyzeOptions, Kernels, generated, tiles, verdict};
 use crate::listing;
 
 pub(super) fn analysis(
@@ -25,14 +25,14 @@ pub(super) fn analysis(
 ) -> Analysis {
     let recomputes = recompute.as_ref().is_some_and(|sheet| !sheet.again.is_empty());
     let candidates: Vec<Candidate> =
-        assessment.fusions.iter().map(|fusion| candidate(fusion, &options.machine)).collect();
+        assessment.fusions.iter().map(|fusion| candidate(graph, fusion, &options.machine)).collect();
     let search = assessment.chosen.search.clone();
     let after = kernels(graph, &assessment.chosen, options, Some(&assessment.gains));
     Analysis {
         schema: VERSION,
         graph: graph.name().to_string(),
         device: options.machine.name.clone(),
-        verdict: verdict(assessment, recomputes),
+        verdict: verdict::verdict(assessment, recomputes),
         optimal: search.as_ref().is_some_and(|search| search.optimal),
         search: search.as_ref().map_or_else(empty_search, search_sheet),
         planning_ms,
@@ -42,7 +42,7 @@ pub(super) fn analysis(
         before: kernels(graph, &assessment.apart, options, None),
         notes: notes(graph, options, &after),
         after,
-        disagreements: disagreements(assessment),
+        disagreements: disagreements(assessment, options.scoring.fuse_from),
         candidates,
         pins: assessment.pins.iter().map(pin_sheet).collect(),
         flips: Vec::new(),
@@ -72,7 +72,7 @@ fn plans(assessment: &Assessment, recomputes: bool) -> Plans {
         eager: plan_sheet(&assessment.eager),
         unfused: plan_sheet(&assessment.unfused),
         recomputed: recomputes.then(|| plan_sheet(&assessment.apart)),
-        greedy: plan_sheet(&assessment.greedy),
+        greedy: assessment.greedy.as_ref().map(plan_sheet),
         chosen: plan_sheet(&assessment.chosen),
         conceivable: assessment.conceivable.as_ref().map(plan_sheet),
     }
@@ -84,56 +84,6 @@ fn plan_sheet(plan: &Plan) -> PlanSheet {
         bytes: plan.bytes().0,
         us: plan.time().us(),
         peak_bytes: plan.arena.bytes as u64,
-    }
-}
-
-/// The plan in a few sentences. The gain of fusing is relative to the kernels it starts from; that of recomputing is stated separately.
-fn verdict(assessment: &Assessment, recomputes: bool) -> String {
-    let (before, after) = (&assessment.apart, &assessment.chosen);
-    let (from, to) = (before.groups.len(), after.groups.len());
-    let recomputed = match recomputes {
-        true => {
-            let (stored, again) = (assessment.unfused.time(), before.time());
-            format!(
-                " Before that, recomputing values in the backward pass instead of storing them changes {stored} to {again}."
-            )
-        }
-        false => String::new(),
-    };
-    if from == to {
-        let kernels = if to == 1 { "1 kernel".to_string() } else { format!("{to} kernels") };
-        return format!("Nothing to fuse: {kernels}, {}, no fusion makes it faster.{recomputed}", after.time());
-    }
-    let ratio = before.time().0 / after.time().0.max(1e-12);
-    let bytes = match 100.0 * (1.0 - after.bytes().0 as f64 / before.bytes().0.max(1) as f64) {
-        _ if after.bytes() == before.bytes() => "as many bytes".to_string(),
-        fewer if fewer < 0.0 => format!("{:.0} % more bytes", -fewer),
-        fewer => format!("{fewer:.0} % fewer bytes"),
-    };
-    format!(
-        "Fuse {from} kernels into {to}: {} become {} ({ratio:.2}x), {bytes}.{}{recomputed}",
-        before.time(),
-        after.time(),
-        most_is_won_by(assessment)
-    )
-}
-
-/// The kernels of one name that save the most, and their share of the plan's saving.
-fn most_is_won_by(assessment: &Assessment) -> String {
-    let mut sums: HashMap<&str, (usize, f64)> = HashMap::new();
-    for (group, gain) in assessment.chosen.groups.iter().zip(&assessment.gains) {
-        let (count, sum) = sums.entry(group.name.as_str()).or_default();
-        *count += 1;
-        *sum += gain.0;
-    }
-    let all = assessment.apart.time() - assessment.chosen.time();
-    let best = sums.into_iter().max_by(|a, b| a.1.1.total_cmp(&b.1.1).then(b.0.cmp(a.0)));
-    match best {
-        Some((name, (count, sum))) if sum > 0.0 && all.0 > 0.0 => {
-            let kernels = if count > 1 { format!("{count} kernels, ") } else { String::new() };
-            format!(" Largest gain: {name}, {kernels}{} of the {all} saved.", Seconds(sum))
-        }
-        _ => String::new(),
     }
 }
 
@@ -172,9 +122,9 @@ fn kernels(graph: &Graph, plan: &Plan, options: &AnalyzeOptions, gains: Option<&
     let mut known: HashMap<String, usize> = HashMap::new();
     let mut sheets: Vec<KernelSheet> = Vec::new();
     for (launch, group) in plan.groups.iter().enumerate() {
-        let size = size(graph, group);
+        let size = size(graph, &group.nodes);
         // Of the last bits of a difference no reader learns anything.
-        let gain = gains.map(|gains| (gains[launch].us() * 1e6).round() / 1e6);
+        let gain = gains.map(|gains| (gains[launch].us() * 1e6).round() / 1e6 + 0.0);
         let key = format!("{} {size} {} {} {gain:?}", group.name, group.cost.total.0, group.traffic.total());
         let at = *known.entry(key).or_insert_with(|| {
             let realizable =
@@ -232,8 +182,11 @@ fn alive(plan: &Plan) -> Vec<u64> {
 }
 
 /// Rows and columns, or the sizes of a matmul.
-pub(crate) fn size(graph: &Graph, group: &Group) -> String {
-    let product = group.nodes.iter().find_map(|&id| match graph.node(id).op {
+pub(crate) fn size(graph: &Graph, nodes: &[NodeId]) -> String {
+    if let Some((m, n, k)) = size_of_loss(graph, nodes) {
+        return format!("{m}x{n}x{k}");
+    }
+    let product = nodes.iter().find_map(|&id| match graph.node(id).op {
         Op::Matmul { transpose_a, .. } => Some(matmul_size(graph, id, transpose_a)),
         _ => None,
     });
@@ -241,10 +194,28 @@ pub(crate) fn size(graph: &Graph, group: &Group) -> String {
         Some((m, n, k, 1)) => format!("{m}x{n}x{k}"),
         Some((m, n, k, batch)) => format!("{batch} of {m}x{n}x{k}"),
         None => {
-            let spaces = group.nodes.iter().map(|&id| node_space(graph, id));
+            let spaces = nodes.iter().map(|&id| node_space(graph, id));
             spaces.max_by_key(|space| space.rows * space.cols).map_or(String::new(), |space| space.to_string())
         }
     }
+}
+
+/// Rows, classes and features of a loss without logits, if a kernel computes all of its chunks.
+fn size_of_loss(graph: &Graph, nodes: &[NodeId]) -> Option<(usize, usize, usize)> {
+    let is_matmul = |id: &NodeId| matches!(graph.node(*id).op, Op::Matmul { .. });
+    let first = nodes.iter().find(|id| is_matmul(id))?;
+    let call = &graph.calls()[graph.node(*first).call.index()];
+    let Callee::Composite(composite) = &call.callee else { return None };
+    let kinds = [CompositeKind::LinearCrossEntropy, CompositeKind::LinearCrossEntropyGradient];
+    let holds_all = || {
+        let all = (call.start..call.end).filter_map(|index| graph.id(index)).filter(is_matmul);
+        all.count() == nodes.iter().filter(|id| is_matmul(id)).count()
+    };
+    if !kinds.contains(&composite.kind()) || !holds_all() {
+        return None;
+    }
+    let (rows, weight) = (&graph.node(call.inputs[0]).shape, &graph.node(call.inputs[1]).shape);
+    Some((rows.rows(), weight.elements() / rows.cols().max(1), rows.cols()))
 }
 
 fn cost_sheet(cost: &Cost) -> CostSheet {
@@ -271,7 +242,7 @@ fn cost_sheet(cost: &Cost) -> CostSheet {
     }
 }
 
-fn candidate(fusion: &Fusion, machine: &Machine) -> Candidate {
+fn candidate(graph: &Graph, fusion: &Fusion, machine: &Machine) -> Candidate {
     let score = &fusion.score;
     let apart: Seconds = fusion.apart.iter().map(|cost| cost.total).sum();
     let bytes_apart: Bytes = fusion.apart.iter().map(|cost| cost.traffic.total()).sum();
@@ -280,6 +251,7 @@ fn candidate(fusion: &Fusion, machine: &Machine) -> Candidate {
         at: fusion.atoms.clone(),
         count: fusion.count,
         kind: fusion.kind.name().to_string(),
+        size: size(graph, &fusion.nodes),
         score: score.total,
         verdict: if score.fuse { "FUSE" } else { "DO NOT FUSE" }.to_string(),
         chosen: fusion.chosen,
@@ -342,50 +314,62 @@ fn reason(fusion: &Fusion, bytes_apart: Bytes, apart: Seconds) -> ReasonSheet {
         if let (Reason::Forbidden, Some(worth)) = (reason, fusion.worth.filter(|worth| worth.us() >= 0.05)) {
             text += &format!("; without this the plan is {worth} faster");
         }
-        if let (false, Some(rows)) = (fusion.forceable, fusion.whole_rows) {
-            text += &format!(
-                "; such a kernel is estimated at {rows} instead of {apart} and does not exist, so --force cannot choose it"
-            );
+        match (reason, fusion.estimate) {
+            (Reason::Drawback { .. }, Some(one)) => {
+                text += &format!("; without that, one kernel is predicted at {one} and separate ones at {apart}");
+            }
+            (_, Some(one)) if !fusion.forceable => {
+                text += &format!(
+                    "; such a kernel is estimated at {one} instead of {apart} and does not exist, so --force cannot choose it"
+                );
+            }
+            _ => {}
         }
-        return ReasonSheet { code: reason.code().to_string(), text, hint: reason.hint().to_string() };
+        let mut hint = reason.hint();
+        if let (Reason::Slower { .. }, false) = (reason, fusion.forceable) {
+            text += "; --force cannot choose it, as it stands for every place with these names";
+            hint = "";
+        }
+        return ReasonSheet { code: reason.code().to_string(), text, hint: hint.to_string() };
     }
-    let saved = bytes_apart - fusion.bytes_together;
+    let saved = Bytes(bytes_apart.0.abs_diff(fusion.bytes_together.0));
     let launches = fusion.apart.len();
-    let share = 100.0 * fusion.score.bandwidth_saving;
+    let change = change_of_bytes(bytes_apart.0, fusion.bytes_together.0);
     let text = match (fusion.kind, &fusion.together) {
         (FusionKind::View, _) => format!(
             "the consumer reads through the strides: saves {saved} of copies and one launch ({} saved)",
             fusion.apart[0].total
         ),
         (FusionKind::Pair | FusionKind::Template, Some(one)) => {
-            format!("{share:.0} % fewer bytes ({saved}), {launches} launches become 1, {apart} become {}", one.total)
+            format!("{change} ({saved}), {launches} launches become 1, {apart} become {}", one.total)
         }
-        (FusionKind::Pair | FusionKind::Template, None) => format!("{share:.0} % fewer bytes ({saved}){within}"),
+        (FusionKind::Pair | FusionKind::Template, None) => format!("{change} ({saved}){within}"),
     };
     ReasonSheet { code: "OK".into(), text, hint: String::new() }
 }
 
-fn disagreements(assessment: &Assessment) -> Vec<Disagreement> {
+fn disagreements(assessment: &Assessment, fuse_from: f64) -> Vec<Disagreement> {
     let mut all = Vec::new();
     for (candidate, fusion) in assessment.fusions.iter().enumerate() {
         let pinned = fusion.reason == Some(Reason::Forbidden);
-        if pinned || !fusion.forceable || fusion.score.fuse == fusion.chosen {
+        let is_possible = fusion.chosen || fusion.forceable || fusion.worth.is_some();
+        if pinned || !is_possible || fusion.score.fuse == fusion.chosen {
             continue;
         }
         let names = fusion.ops.join(" + ");
-        let score = fusion.score.total;
+        let score = score_text(fusion.score.total, fuse_from);
         let difference = match fusion.worth.map(|worth| Seconds(worth.0.abs())) {
             Some(worth) if worth.us() >= 0.05 => format!("{worth} slower"),
             Some(_) => "no faster".to_string(),
             None => "slower by the sum of its kernels' times".to_string(),
         };
         let text = match fusion.chosen {
-            true => format!(
-                "{names}: the score is {score:.2}, yet the plan fuses them: without it the plan is {difference}"
-            ),
+            true => {
+                format!("{names}: the score is {score}, yet the plan fuses them: without it the plan is {difference}")
+            }
             false => {
                 format!(
-                    "{names}: the score is {score:.2}, yet the plan keeps them apart: with it the plan is {difference}"
+                    "{names}: the score is {score}, yet the plan keeps them apart: with it the plan is {difference}"
                 )
             }
         };

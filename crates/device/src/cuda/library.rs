@@ -241,8 +241,13 @@ fn toolkit_folders(home: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// Both readings of a root: an environment with a `lib/python3*` inside, or the folder of packages itself.
-fn environment(root: &Path) -> [Place; 2] {
+/// Both readings of a root: an environment with a `lib/python3*` inside, or the folder of packages itself. A folder with the name of one is
+/// no environment.
+fn environment(root: &Path) -> Vec<Place> {
+    let itself = Place { label: format!("{}/nvidia/*/lib", root.display()), kind: Kind::Folders(nvidia(root)) };
+    if root.file_name().is_some_and(|name| name == "site-packages" || name == "dist-packages") {
+        return vec![itself];
+    }
     let inside = matching(&root.join("lib"), |name| name.starts_with("python3"))
         .iter()
         .flat_map(|python| [python.join("site-packages"), python.join("dist-packages")])
@@ -250,8 +255,7 @@ fn environment(root: &Path) -> [Place; 2] {
         .collect();
     let label = format!("{}/lib/python3*/site-packages/nvidia/*/lib", root.display());
     let within = Place { label, kind: Kind::Folders(inside) };
-    let itself = Place { label: format!("{}/nvidia/*/lib", root.display()), kind: Kind::Folders(nvidia(root)) };
-    [within, itself]
+    vec![within, itself]
 }
 
 /// 12.x packages put a library under its own name (`nvidia/cuda_nvrtc/lib`), 13.x all into one (`nvidia/cu13/lib`).
@@ -383,6 +387,14 @@ mod tests {
             "/usr/local/cuda*/{lib64,lib,targets/*/lib}",
         ];
         assert_eq!(labels(&search.toolkit_places()), expected);
+    }
+
+    #[test]
+    fn a_folder_of_packages_is_not_searched_as_an_environment() {
+        for name in ["site-packages", "dist-packages"] {
+            let root = PathBuf::from("lib/python3.12").join(name);
+            assert_eq!(labels(&environment(&root)), [format!("{}/nvidia/*/lib", root.display())]);
+        }
     }
 
     #[test]

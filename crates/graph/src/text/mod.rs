@@ -16,5 +16,6 @@
 //!
 //! Printing and parsing are inverse: `parse(print(g)) == g` for every graph.
 
+mod nearest;
 mod parse;
 mod print;

@@ -11,6 +11,7 @@ use crate::graph::{Graph, is_name};
 use crate::node::NodeId;
 use crate::op::{BinaryOp, CompareOp, InputKind, Op, Opaque, ReduceOp, UnaryOp, View};
 use crate::shape::{MAX_RANK, Shape};
+use crate::text::nearest::nearest_operation;
 
 /// The longest text that is read: far above GPT-2 XL forward and backward (about 2 MB), far below memory.
 const MAX_TEXT: usize = 64 << 20;
@@ -363,7 +364,10 @@ fn primitive(op: &Token, arguments: &mut Arguments) -> Result<Op, GraphError> {
             let (bytes, flops) = (arguments.count("bytes")?, arguments.count("flops")?.unwrap_or(0));
             Op::Opaque(Opaque { name, dtype, shape, bytes, flops, elementwise: arguments.flag("elementwise") })
         }
-        _ => return Err(error(op, format!("unknown operation `{name}`"))),
+        _ => {
+            let nearest = nearest_operation(name).map_or(String::new(), |known| format!("; did you mean `{known}`?"));
+            return Err(error(op, format!("unknown operation `{name}`{nearest}")));
+        }
     })
 }
 

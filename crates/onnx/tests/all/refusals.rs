@@ -323,14 +323,33 @@ fn operands_have_to_go_together() {
     check(x().node("Sqrt", &[], "y").output("y"), "Sqrt at `y`: 1 operands expected, got 0");
     check(
         x().node("Secret", &["x"], "y").output("y"),
-        "Secret at `y`: the operator has no counterpart, and the file does not state the shape of `y`; run \
-         onnx.shape_inference.infer_shapes on the model first, or set its dimensions with --dim",
+        "Secret at `y`: the operator has no counterpart, and the file does not state the shape of its result `y`, so it cannot \
+         be analysed as an opaque operation either; state that shape in the graph's value_info to analyse it so \
+         (onnx.shape_inference.infer_shapes knows the shapes of most operators of ONNX), or cut the model before and after it with \
+         onnx.utils.extract_model",
     );
     check(
         x().node("NonZero", &["x"], "y").output("y"),
-        "NonZero at `y`: how many elements it finds depends on the input, and the file does not state the shape of `y`; run \
-         onnx.shape_inference.infer_shapes on the model first, or set its dimensions with --dim",
+        "NonZero at `y`: how many elements it finds depends on the input, and the file does not state the shape of its result `y`, so it cannot \
+         be analysed as an opaque operation either; state that shape in the graph's value_info to analyse it so \
+         (onnx.shape_inference.infer_shapes knows the shapes of most operators of ONNX), or cut the model before and after it with \
+         onnx.utils.extract_model",
     );
+}
+
+/// Shape inference does not help with these, so it is not advised.
+#[test]
+fn control_flow_and_unknown_types_are_not_supported() {
+    let x = || Writer::default().input("x", &[2, 4]);
+    for op in ["If", "Loop", "Scan"] {
+        let said = refusal(&x().node(op, &["x"], "y").output("y").finish()).to_string();
+        assert!(said.starts_with(&format!("{op} at `y`: the operator has no counterpart")), "{said}");
+        assert!(said.contains("control flow is not supported") && said.contains("extract_model"), "{said}");
+        assert!(!said.contains("infer_shapes") && !said.contains("--dim"), "{said}");
+    }
+    let cast = x().call("Cast", &["x"], &["y"], &[("to", Value::Int(18))]).output("y").finish();
+    let said = refusal(&cast).to_string();
+    assert!(said.contains("this type is not supported") && !said.contains("infer_shapes"), "{said}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::kind::GroupKind;
 use crate::plan::Plan;
-use crate::search::pins::atom_name;
+use crate::search::kernels::atom_name;
 use crate::search::problem::Problem;
 
 /// One operation as the search sees it: a builder call, or the part of it that is a kernel of its own.

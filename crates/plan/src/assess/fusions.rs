@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use deuteron_graph::{Callee, Composite, NodeId, Op, View, named};
+use deuteron_graph::{NodeId, Op, View, named};
 
 use crate::assess::describe::group_of;
 use crate::assess::question::Question;
@@ -14,7 +14,8 @@ use crate::plan::Plan;
 use crate::reason::Reason;
 use crate::score::{Evidence, Score, score};
 use crate::search::Solver;
-use crate::search::pins::atom_name;
+use crate::search::kernels::{Kernels, kernel_name, names_of, part_names};
+use crate::search::pins::places;
 use crate::search::problem::{Atom, Price};
 use crate::traffic::Traffic;
 use crate::units::{Bytes, Seconds};
@@ -51,7 +52,8 @@ pub struct Fusion {
     pub structure: Option<Structure>,
     /// whether the chosen plan has it
     pub chosen: bool,
-    /// whether some plan has it: the user can force it
+    /// whether a plan exists in which everything of these names is fused: the user can force it. A view is read in place and is nothing to
+    /// force or to forbid
     pub forceable: bool,
     /// the kernel that contains them, if they are not a kernel by themselves
     pub within: Option<Within>,
@@ -61,8 +63,11 @@ pub struct Fusion {
     pub apart: Vec<Cost>,
     /// the cost of one kernel of exactly these, if there is one
     pub together: Option<Cost>,
-    /// the estimated time of a kernel whose blocks compute whole rows, if that is the reason for the refusal
-    pub whole_rows: Option<Seconds>,
+    /// the estimated time of one kernel that is refused for a reason that depends on cost: its blocks would compute whole rows, or separate
+    /// kernels were measured to be faster
+    pub estimate: Option<Seconds>,
+    /// primitives that the fusion computes
+    pub nodes: Vec<NodeId>,
     /// bytes of one kernel
     pub bytes_together: Bytes,
     /// primitives of one kernel
@@ -83,47 +88,27 @@ pub struct Within {
     pub alone: Reason,
 }
 
-pub(super) fn fusions(
-    solver: &mut Solver,
-    question: &Question,
-    unfused: &Plan,
-    chosen: &Plan,
-    gains: &[Seconds],
-) -> Vec<Fusion> {
-    let (before, after) = (group_of(&solver.problem, unfused), group_of(&solver.problem, chosen));
-    let mut kernels: Vec<Vec<Atom>> = vec![Vec::new(); unfused.groups.len()];
-    before.iter().enumerate().for_each(|(atom, &kernel)| kernels[kernel].push(atom));
+pub(super) fn fusions(solver: &mut Solver, question: &Question, chosen: &Plan, gains: &[Seconds]) -> Vec<Fusion> {
+    let after = group_of(&solver.problem, chosen);
+    let kernels = Kernels::of(&solver.problem);
     let mut sizes = vec![0; chosen.groups.len()];
     after.iter().for_each(|&group| sizes[group] += 1);
     let (known, found) = (HashMap::new(), Vec::new());
     let mut finder = Finder { solver, question, after: &after, sizes: &sizes, gains, known, found };
-    for pair in pairs(finder.solver, &before) {
-        let parts: Vec<Vec<Atom>> = pair.iter().map(|&kernel| kernels[kernel].clone()).collect();
+    for pair in kernels.pairs(&finder.solver.problem) {
+        let parts: Vec<Vec<Atom>> = pair.iter().map(|&kernel| kernels.atoms[kernel].clone()).collect();
         finder.consider(FusionKind::Pair, &parts);
     }
     for set in templates(finder.solver, &after) {
-        let mut parts: BTreeMap<usize, Vec<Atom>> = BTreeMap::new();
-        set.iter().for_each(|&atom| parts.entry(before[atom]).or_default().push(atom));
         // Attention alone is one kernel of the unfused plan: what it fuses are its parts.
-        let parts: Vec<Vec<Atom>> = match parts.len() {
-            1 => set.iter().map(|&atom| vec![atom]).collect(),
-            _ => parts.into_values().collect(),
-        };
+        let parts = kernels.parts(&set);
         if parts.len() > 2 {
             finder.consider(FusionKind::Template, &parts);
         }
     }
+    finder.hold_to_pins(&kernels);
     finder.views();
     finder.found
-}
-
-/// Kernels of the unfused plan, one of which reads a result of the other.
-fn pairs(solver: &Solver, before: &[usize]) -> Vec<[usize; 2]> {
-    let mut pairs: BTreeSet<[usize; 2]> = BTreeSet::new();
-    for (atom, producers) in solver.problem.producers.iter().enumerate() {
-        pairs.extend(producers.iter().map(|&producer| [before[producer], before[atom]]));
-    }
-    pairs.into_iter().filter(|[a, b]| a != b).collect()
 }
 
 /// Groups of attention, and groups of the chosen plan.
@@ -167,13 +152,7 @@ impl Finder<'_, '_, '_> {
         set.sort_unstable();
         let chosen = set.iter().all(|&atom| self.after[atom] == self.after[set[0]]);
         let priced = self.solver.problem.price(&set);
-        let graph = self.solver.problem.rules.graph;
-        let call = |part: &Vec<Atom>| graph.node(self.solver.problem.atoms[part[0]][0]).call;
-        let one_call = parts.iter().all(|part| part.len() == 1 && call(part) == call(&parts[0]));
-        let ops: Vec<String> = match one_call {
-            true => parts.iter().map(|part| self.part_name(part[0])).collect(),
-            false => parts.iter().map(|part| self.kernel_name(part)).collect(),
-        };
+        let ops = part_names(&self.solver.problem, parts);
         let apart: Vec<Cost> =
             parts.iter().filter_map(|part| self.solver.problem.price(part).ok()).map(|price| price.cost).collect();
         let apart_seconds: f64 = apart.iter().map(|cost| cost.total.0).sum();
@@ -224,9 +203,11 @@ impl Finder<'_, '_, '_> {
             (Some(holder), Some((_, structure))) => self.is_offered(holder, structure),
             _ => false,
         };
-        let whole_rows = priced.as_ref().err().and_then(|reason| self.whole_rows(&set, &nodes, reason));
+        let estimate = priced.as_ref().err().and_then(|reason| self.estimate(&set, &nodes, reason));
         let within = match (&priced, &holder) {
-            (Err(alone), Some(holder)) => Some(Within { ops: self.names(holder), alone: alone.clone() }),
+            (Err(alone), Some(holder)) => {
+                Some(Within { ops: names_of(&self.solver.problem, holder), alone: alone.clone() })
+            }
             _ => None,
         };
         let group = self.after[set[0]];
@@ -243,9 +224,10 @@ impl Finder<'_, '_, '_> {
             realizable,
             apart,
             together: priced.ok().map(|price| price.cost),
-            whole_rows: whole_rows.map(|cost| cost.total),
+            estimate: estimate.map(|cost| cost.total),
             bytes_together: any.traffic.total(),
             primitives: nodes.len(),
+            nodes,
             worth,
             gain: (chosen && self.sizes[group] == set.len()).then(|| self.gains[group]),
             atoms: set,
@@ -268,6 +250,8 @@ impl Finder<'_, '_, '_> {
     /// Why a set is not fused, the gain of fusing it, and whether a plan can fuse it. One search answers all three: the one that `--force` and
     /// `--forbid` run.
     fn decision(&mut self, set: &[Atom], chosen: bool, priced: &Result<Price, Reason>, apart: &[Cost]) -> Decision {
+        // As `--force` does: the limits of the search may have left it out.
+        self.solver.consider(set);
         let pinned = self.solver.restriction().clone();
         let forbidden = pinned.forbids(set);
         let is_held = self.solver.holders(set).next().is_some() || (chosen && priced.is_ok());
@@ -314,8 +298,12 @@ impl Finder<'_, '_, '_> {
         self.question.realizable.is_some_and(|catalog| catalog.offers(&draft))
     }
 
-    /// The cost of a refused fusion if one block computed whole rows: the only refusal that depends on cost.
-    fn whole_rows(&self, set: &[Atom], nodes: &[NodeId], reason: &Reason) -> Option<Cost> {
+    /// The cost of a fusion whose refusal depends on cost: one block computes whole rows, or the cost model leaves out what makes it slow.
+    fn estimate(&self, set: &[Atom], nodes: &[NodeId], reason: &Reason) -> Option<Cost> {
+        if let Reason::Drawback { .. } = reason {
+            let structure = self.solver.problem.structure(set, nodes).ok()?;
+            return Some(self.solver.problem.cost_as(set, nodes, &structure));
+        }
         let Reason::WholeRows { .. } = reason else { return None };
         let graph = self.solver.problem.rules.graph;
         let is_matmul = |id: &NodeId| matches!(graph.node(*id).op, Op::Matmul { .. });
@@ -325,34 +313,34 @@ impl Finder<'_, '_, '_> {
         Some(self.solver.problem.cost_as(set, nodes, &Structure::Chain(chain)))
     }
 
-    /// The name of a part of a call.
-    fn part_name(&self, atom: Atom) -> String {
-        let graph = self.solver.problem.rules.graph;
-        let node = graph.node(self.solver.problem.atoms[atom][0]);
-        let is_attention = matches!(
-            graph.calls()[node.call.index()].callee,
-            Callee::Composite(Composite::Attention { .. } | Composite::AttentionScores { .. })
-        );
-        match (is_attention, node.part) {
-            (true, 0) => "scores".to_string(),
-            (true, 1) => "mask".to_string(),
-            (true, 2) => "softmax".to_string(),
-            (true, 3) => "dropout".to_string(),
-            (true, _) => "product".to_string(),
-            (false, _) => atom_name(&self.solver.problem, atom),
+    /// A name stands for every place, so a fusion can be forced only where all of its name can. Where a search takes too long, each
+    /// place counts for itself.
+    fn hold_to_pins(&mut self, kernels: &Kernels) {
+        let listed = kernels.listed(self.solver);
+        let mut known: HashMap<Vec<String>, bool> = HashMap::new();
+        for at in 0..self.found.len() {
+            if !self.found[at].forceable {
+                continue;
+            }
+            let ops = self.found[at].ops.clone();
+            let all = match known.get(&ops) {
+                Some(&all) => all,
+                None => self.can_force(&places(&self.solver.problem, &listed, &ops)),
+            };
+            self.found[at].forceable = all;
+            known.insert(ops, all);
         }
     }
 
-    /// The calls of a kernel: `linear`, `attention`.
-    fn kernel_name(&self, part: &[Atom]) -> String {
-        self.names(part).join("+")
-    }
-
-    /// The calls of a kernel, in order.
-    fn names(&self, part: &[Atom]) -> Vec<String> {
-        let mut names: Vec<String> = part.iter().map(|&atom| atom_name(&self.solver.problem, atom)).collect();
-        names.dedup();
-        names
+    /// Whether a plan under the user's pins fuses all of these sets, as far as a search can tell in time.
+    fn can_force(&mut self, sets: &[Vec<Atom>]) -> bool {
+        if self.solver.is_large(&sets.concat()) {
+            return true;
+        }
+        sets.iter().for_each(|set| self.solver.consider(set));
+        let pinned = self.solver.restriction().clone();
+        let asked = sets.iter().fold(pinned, |asked, set| asked.with_together(set));
+        self.solver.solve_with(&asked).is_some()
     }
 
     /// Slices and transposes that their readers access by strides, without a kernel or a copy.
@@ -397,7 +385,7 @@ impl Finder<'_, '_, '_> {
         };
         let copied: u64 = views.iter().map(|&view| 2 * graph.node(view).bytes() as u64).sum();
         let copy = self.copy_cost(Bytes(copied));
-        let ops = vec![name.to_string(), self.kernel_name(&atoms)];
+        let ops = vec![name.to_string(), kernel_name(&self.solver.problem, &atoms)];
         let key = format!("view {ops:?} {copied} {}", reader.seconds());
         if let Some(&at) = self.known.get(&key) {
             self.found[at].count += 1;
@@ -418,14 +406,14 @@ impl Finder<'_, '_, '_> {
             kind: FusionKind::View,
             ops,
             score: score(&evidence, &self.question.scoring),
-            atoms,
             count: 1,
             reason: None,
             structure,
             chosen: true,
-            forceable: true,
+            forceable: false,
             within: None,
-            whole_rows: None,
+            estimate: None,
+            nodes: self.solver.problem.nodes(&atoms),
             gain: None,
             realizable: self.question.realizable.is_some(),
             bytes_together: reader.cost.traffic.total(),
@@ -433,6 +421,7 @@ impl Finder<'_, '_, '_> {
             apart,
             primitives: 0,
             worth: Some(worth),
+            atoms,
         });
     }
 

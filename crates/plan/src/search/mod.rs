@@ -6,6 +6,7 @@
 
 mod candidates;
 mod ideals;
+pub(crate) mod kernels;
 pub(crate) mod pins;
 pub(crate) mod problem;
 mod restriction;

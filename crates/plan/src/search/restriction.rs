@@ -20,6 +20,12 @@ impl Pin {
             Pin::Forbid(_) => "forbid",
         }
     }
+
+    /// The names of the operations.
+    pub fn names(&self) -> &[String] {
+        let (Pin::Force(names) | Pin::Forbid(names)) = self;
+        names
+    }
 }
 
 /// Excluded groups, and atoms that must share a kernel.

@@ -2,7 +2,8 @@
 
 use deuteron_graph::Graph;
 use deuteron_plan::{
-    Assessment, FusionKind, Machine, Pin, Question, Reason, Scoring, Seconds, Strategy, Target, assess, plan_pinned,
+    Assessment, Fusion, FusionKind, Machine, Pin, Plan, Question, Reason, Scoring, Seconds, Strategy, Target, assess,
+    plan_pinned,
 };
 use deuteron_reference::random_case;
 
@@ -33,7 +34,7 @@ fn a_refused_pair_is_in_no_kernel_and_a_chosen_one_is_not_refused() {
         for fusion in &assessment.fusions {
             let at = format!("{:?} of {graph}", fusion.ops);
             assert_eq!(fusion.chosen, fusion.reason.is_none(), "{at}");
-            assert!(!fusion.chosen || fusion.forceable, "{at}");
+            assert!(fusion.kind != FusionKind::View || !fusion.forceable, "{at}");
             if fusion.chosen && fusion.together.is_none() {
                 let holder = fusion.within.as_ref().unwrap_or_else(|| panic!("no kernel explains {at}"));
                 assert!(holder.ops.len() > fusion.ops.len() || holder.ops.len() > 2, "{at}: {holder:?}");
@@ -47,35 +48,70 @@ fn a_refused_pair_is_in_no_kernel_and_a_chosen_one_is_not_refused() {
 }
 
 #[test]
-fn forcing_works_exactly_where_the_sheet_says_so() {
-    let (mut works, mut fails) = (0, 0);
+fn forcing_and_forbidding_work_exactly_where_the_sheet_says_so() {
+    let (mut works, mut fails, mut longer) = (0, 0, 0);
     for (graph, machine) in cases() {
         let assessment = assessed(&graph, &machine, &[]);
-        for fusion in assessment.fusions.iter().filter(|fusion| fusion.kind == FusionKind::Pair) {
-            let names = fusion.ops.clone();
-            // A name stands for every place: only a pair that is one place is what the sheet speaks of.
-            if fusion.atoms.len() != 2 || places(&assessment, &names) != 1 {
+        let planned = |pin: Pin| plan_pinned(&graph, Target::conceivable(&machine), Strategy::Fused, &[], &[pin]);
+        for fusion in &assessment.fusions {
+            let at = format!("{:?} of {graph}", fusion.ops);
+            let same: Vec<&Fusion> = assessment.fusions.iter().filter(|other| other.ops == fusion.ops).collect();
+            let is_view = fusion.kind == FusionKind::View;
+            if is_view && same.iter().any(|other| other.kind != FusionKind::View) {
                 continue;
             }
-            let target = Target::conceivable(&machine);
-            let forced = plan_pinned(&graph, target, Strategy::Fused, &[], &[Pin::Force(names)]);
-            assert_eq!(forced.is_ok(), fusion.forceable, "{:?}: {:?} of {graph}", fusion.ops, forced.err());
-            if let (Ok(plan), Some(worth), false) = (&forced, fusion.worth, fusion.chosen) {
-                let extra = plan.time().0 - assessment.chosen.time().0;
-                assert!((extra + worth.0).abs() < 1e-9 + 1e-6 * extra.abs(), "{:?}: {extra} and {worth}", fusion.ops);
+            let forced = planned(Pin::Force(fusion.ops.clone()));
+            assert_eq!(forced.is_ok(), fusion.forceable, "{at}: {:?}", forced.err());
+            let forbidden = planned(Pin::Forbid(fusion.ops.clone()));
+            assert_eq!(forbidden.is_ok(), !is_view, "{at}: {:?}", forbidden.err());
+            // Every row of these names is obeyed.
+            for one in same.iter().filter(|one| one.kind != FusionKind::View) {
+                let shares =
+                    |plan: &Plan| plan.groups.iter().any(|group| one.nodes.iter().all(|id| group.nodes.contains(id)));
+                assert!(forced.as_ref().is_ok_and(shares) == fusion.forceable, "{at} is not forced");
+                assert!(!forbidden.as_ref().is_ok_and(shares), "{at} is not forbidden");
             }
+            // A name stands for every place: only a row that is one place states the price of the name.
+            if let (Ok(plan), Some(worth), false, [_]) = (&forced, fusion.worth, fusion.chosen, same.as_slice())
+                && fusion.count == 1
+            {
+                let extra = plan.time().0 - assessment.chosen.time().0;
+                assert!((extra + worth.0).abs() < 1e-9 + 1e-6 * extra.abs(), "{at}: {extra} and {worth}");
+            }
+            longer += usize::from(fusion.kind == FusionKind::Template && fusion.forceable);
             *if forced.is_ok() { &mut works } else { &mut fails } += 1;
         }
     }
-    assert!(works > 30 && fails > 10, "{works} can be forced, {fails} cannot");
+    assert!(works > 30 && fails > 10 && longer > 1, "{works} can be forced, {longer} of them long; {fails} cannot");
 }
 
-/// Places of a graph where operations of these names follow each other.
-fn places(assessment: &Assessment, names: &[String]) -> usize {
-    let atoms = &assessment.atoms;
-    let is = |atom: usize, name: &String| atoms[atom].name == *name || atoms[atom].label == *name;
-    let follows = |second: usize| atoms[second].reads.iter().filter(|&&first| is(first, &names[0])).count();
-    (0..atoms.len()).filter(|&atom| is(atom, &names[1])).map(follows).sum()
+#[test]
+fn the_greedy_plan_keeps_the_pins_or_is_left_out() {
+    let (mut kept, mut left_out) = (0, 0);
+    for (graph, machine) in cases().into_iter().step_by(5) {
+        let free = assessed(&graph, &machine, &[]);
+        for fusion in free.fusions.iter().filter(|fusion| fusion.kind == FusionKind::Pair && fusion.forceable) {
+            for pin in [Pin::Force(fusion.ops.clone()), Pin::Forbid(fusion.ops.clone())] {
+                let is_forced = matches!(pin, Pin::Force(_));
+                let pinned = assessed(&graph, &machine, &[pin]);
+                let Some(greedy) = &pinned.greedy else {
+                    left_out += 1;
+                    continue;
+                };
+                kept += 1;
+                let shares = greedy.groups.iter().any(|group| fusion.nodes.iter().all(|id| group.nodes.contains(id)));
+                assert_eq!(shares, is_forced, "{:?} of {graph}", fusion.ops);
+                let optimal = pinned.chosen.search.as_ref().is_some_and(|search| search.optimal);
+                let (greedy, chosen) = (greedy.time().0, pinned.chosen.time().0);
+                assert!(
+                    !optimal || greedy >= chosen * (1.0 - 1e-9),
+                    "{:?}: {greedy} below {chosen} of {graph}",
+                    fusion.ops
+                );
+            }
+        }
+    }
+    assert!(kept > 10, "{kept} kept, {left_out} left out");
 }
 
 #[test]

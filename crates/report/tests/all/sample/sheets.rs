@@ -153,7 +153,7 @@ pub fn plans(unfused: &PlanSheet, chosen: &PlanSheet) -> Plans {
         eager: scaled(unfused, 1.3, 1.4, 1.25),
         unfused: unfused.clone(),
         recomputed: None,
-        greedy: scaled(chosen, 1.06, 1.05, 1.04),
+        greedy: Some(scaled(chosen, 1.06, 1.05, 1.04)),
         chosen: chosen.clone(),
         conceivable: Some(scaled(chosen, 0.84, 0.88, 0.93)),
     }
@@ -219,6 +219,7 @@ fn candidate(index: usize, pair: [&Op; 2], at: [usize; 2], count: usize) -> Cand
         at: at.to_vec(),
         count,
         kind: if index % 11 == 5 { "template" } else { "pair" }.into(),
+        size: "8192x768".into(),
         score,
         verdict: if score > 0.6 { "FUSE" } else { "DO NOT FUSE" }.into(),
         chosen,
