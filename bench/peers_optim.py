@@ -76,11 +76,11 @@ def contenders(optimizer, model, dtype, device):
 
 
 def timed(step, device):
-    if device == "cuda":
+    if device.startswith("cuda"):
         torch.cuda.synchronize()
     begin = time.perf_counter()
     step()
-    if device == "cuda":
+    if device.startswith("cuda"):
         torch.cuda.synchronize()
     return 1e3 * (time.perf_counter() - begin)
 
@@ -112,7 +112,7 @@ def main():
 
 
 def write(options, rows):
-    machine = torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} cores of {platform.machine()}"
+    machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else f"{os.cpu_count()} cores of {platform.machine()}"
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     facts = [machine, torch.__version__, commit, datetime.date.today().isoformat()]
     path = Path(options.out)

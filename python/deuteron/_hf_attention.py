@@ -23,8 +23,8 @@ REFUSED = ("s_aux", "sinks", "cache")
 def register_attention() -> None:
     """Registers `attn_implementation="deuteron"` with transformers, for every model that selects its attention by name.
 
-    Masks are those of `sdpa`. A soft cap, a sliding window and a position bias are part of the kernel. As with `sdpa`, attention weights are
-    not returned; options that are not supported (attention sinks, paged caches) raise a `ValueError`.
+    Masks are those of `sdpa`, with sliding windows in them. A soft cap and a position bias are part of the kernel on a CPU. As with `sdpa`, attention
+    weights are not returned; options that are not supported (attention sinks, paged caches) raise a `ValueError`.
 
     >>> import deuteron, torch, transformers
     >>> deuteron.register_attention()
@@ -57,8 +57,7 @@ def attention_forward(
     # One query is the last of its sequence, and sees all keys.
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1
     mask: Mask[torch.Tensor] = attention_mask if attention_mask is not None else "causal" if causal else "full"
-    # A mask hides what is beyond the window too; without one all queries have the keys before them.
-    window = keywords.get("sliding_window") if causal and query.shape[2] == key.shape[2] else None
+    # A sliding window that hides anything comes as a mask.
     y: torch.Tensor = functions.attention(
         query,
         key,
@@ -66,7 +65,6 @@ def attention_forward(
         mask=mask,
         p=dropout,
         scale=scaling,
-        window=window,
         soft_cap=keywords.get("softcap"),
         bias=keywords.get("position_bias"),
     )

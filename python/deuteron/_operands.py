@@ -232,6 +232,9 @@ def score_work(
         if len(shape) == 1:
             slopes = slopes.reshape((shape[0], 1, 1))
         operands.append(_single(slopes))
+    if bias is not None and isinstance(mask, str) and mask == "causal" and shape_of("attention", "bias", bias)[-1:] > tuple(lengths[-1:]):
+        # Keys beyond the queries are cut off, as no query sees them.
+        bias = bias[..., : lengths[-1]]
     if bias is not None and operands[:1] and added[0] == "additive":
         # Two things that are added are one.
         operands[0], bias = operands[0] + bias, None
@@ -257,7 +260,7 @@ def check_score_limits(
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise ValueError(f"attention: expected a window of at least 1, got {window!r}")
     if soft_cap is not None and not 1e-30 <= soft_cap <= 1e30:
-        raise ValueError(f"attention: expected a soft_cap above 0, got {soft_cap!r}")
+        raise ValueError(f"attention: expected a soft_cap from 1e-30 to 1e30, got {soft_cap!r}")
     return ("none" if soft_cap is None else float(soft_cap), "none" if window is None else window)
 
 

@@ -502,6 +502,9 @@ def attention(
     added: tuple[str, list[Any]] = mask_of("attention", mask, q, lengths)
     seeds: list[Any] = [seed_of("attention", q, seed, p)] if p > 0.0 else []
     factor = "none" if scale is None else scale
+    if isinstance(window, int) and not isinstance(window, bool) and window >= max(*lengths, 1):
+        # It hides nothing: the farthest key is at a distance of one less than there are.
+        window = None
     if window is soft_cap is slopes is bias is documents is cu_seqlens is None:
         return _run("attention", [q, *seen, *added[1], *seeds], "scale mask p group", (factor, added[0], p, group))
     work: ScoreWork = score_work(mask, added, lengths, slopes, bias, documents, cu_seqlens)

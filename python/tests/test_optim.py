@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import doctest
+import math
 import pickle
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -384,6 +385,31 @@ def test_parameters_that_share_memory_are_refused() -> None:
     one.grad, two.grad = torch.ones(5), torch.ones(5)
     with pytest.raises(ValueError, match="in memory of its own.*overlaps"):
         optim.SGD([one, two]).step()
+
+
+def test_parameters_that_share_columns_are_updated_in_turn() -> None:
+    base = torch.zeros(4, 5)
+    one, two = torch.nn.Parameter(base[:, :3]), torch.nn.Parameter(base[:, 2:])
+    one.grad, two.grad = torch.ones(4, 3), torch.ones(4, 3)
+    optim.SGD([one, two], lr=1.0).step()
+    assert base.tolist() == [[-1.0, -1.0, -2.0, -1.0, -1.0]] * 4
+
+
+def test_weights_that_are_infinite_stay_so_without_decay() -> None:
+    weight = torch.nn.Parameter(torch.tensor([-math.inf, 1.0, math.inf]))
+    weight.grad = torch.tensor([0.0, 1.0, 0.0])
+    optim.SGD([weight], lr=0.5).step()
+    assert weight.tolist() == [-math.inf, 0.5, math.inf]
+
+
+def test_a_state_dict_without_maximize_is_taken() -> None:
+    [weight] = weights(shapes=[(5,)])
+    optimizer = optim.Lion([weight])
+    state = optimizer.state_dict()
+    del state["param_groups"][0]["maximize"]
+    optimizer.load_state_dict(state)
+    set_gradients([weight], 0)
+    optimizer.step()
 
 
 def test_autograd_knows_of_the_update() -> None:

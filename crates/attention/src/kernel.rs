@@ -1,5 +1,7 @@
 //! The input of attention kernels: the compile-time half, sizes and strides, arguments.
 
+use std::ops::Deref;
+
 use deuteron_codegen::argument::{ArgBinding, Argument, strided_reach};
 use deuteron_graph::Dtype;
 
@@ -83,9 +85,37 @@ pub enum AttentionOperand {
     O,
 }
 
+/// The arguments of attention, in order. A run asks for them, so they take no memory of their own.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionOperands {
+    list: [AttentionOperand; Self::MOST],
+    count: usize,
+}
+
+impl AttentionOperands {
+    const MOST: usize = 9;
+}
+
+impl Deref for AttentionOperands {
+    type Target = [AttentionOperand];
+
+    fn deref(&self) -> &[AttentionOperand] {
+        &self.list[..self.count]
+    }
+}
+
+impl IntoIterator for AttentionOperands {
+    type Item = AttentionOperand;
+    type IntoIter = std::iter::Take<std::array::IntoIter<AttentionOperand, { Self::MOST }>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.list.into_iter().take(self.count)
+    }
+}
+
 impl AttentionKernel {
     /// Its arguments, in order.
-    pub fn operands(&self) -> Vec<AttentionOperand> {
+    pub fn operands(&self) -> AttentionOperands {
         use AttentionOperand::{Documents, K, Mask, O, Positions, Q, Seed, Slopes, V};
         let values = self.result == AttentionResult::Values;
         let all = [
@@ -99,7 +129,12 @@ impl AttentionKernel {
             (Seed, values && self.dropout.is_some()),
             (O, true),
         ];
-        all.into_iter().filter(|(_, is_there)| *is_there).map(|(operand, _)| operand).collect()
+        let mut operands = AttentionOperands { list: [O; AttentionOperands::MOST], count: 0 };
+        for (operand, _) in all.into_iter().filter(|(_, is_there)| *is_there) {
+            operands.list[operands.count] = operand;
+            operands.count += 1;
+        }
+        operands
     }
 
     /// The storage of what is added to the scores, if anything is.

@@ -285,12 +285,17 @@ fn in_short(report: &FuseReport, disagrees_with: Option<&str>) -> String {
             1.0 / ratio
         ),
     };
-    let right = match (report.verified, disagrees_with) {
-        (false, _) => "BUT THE RESULTS ARE WRONG: an output is outside of its error bound".to_string(),
-        (true, Some(with)) => {
+    let right = match (report.within_bounds, report.verified, disagrees_with) {
+        (false, ..) if !report.coverage.is_whole() => {
+            "but the results are NOT VERIFIED: an output has no error bound".to_string()
+        }
+        (false, ..) => "BUT THE RESULTS ARE WRONG: an output is outside of its error bound".to_string(),
+        (true, true, Some(with)) => {
             format!("but although all results are verified in double precision, they DO NOT AGREE with {with}")
         }
-        (true, None) => "and all results are verified against a calculation in double precision".to_string(),
+        (true, false, Some(with)) => format!("but the results DO NOT AGREE with {with}"),
+        (true, false, None) => "but the error bounds are too wide to verify the results".to_string(),
+        (true, true, None) => "and all results are verified against a calculation in double precision".to_string(),
     };
     format!("In short: {gain}, {right}.")
 }

@@ -145,7 +145,6 @@ fn linear(x: &Array, weight: &Array, bias: Option<&Array>, transposed: bool) -> 
     })
 }
 
-/// `softmax(scale q k^T + mask)`
 /// Work on scores, with its operands.
 struct Scoring<'a> {
     work: ScoreWork,

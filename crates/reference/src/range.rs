@@ -10,6 +10,7 @@
 use deuteron_graph::{BinaryOp, CompareOp, Graph, Node, NodeId, Op, ReduceOp, UnaryOp};
 
 use crate::noise::DEVIATIONS;
+use crate::round::round_to;
 use crate::store::Store;
 use crate::strided::{Strided, map, map_pair};
 use crate::value::{Spread, norm};
@@ -23,7 +24,11 @@ pub(crate) struct Range {
 
 /// Rows that lie in a range have a common norm as well: of two rows of probabilities the distance is at most `sqrt(2)`, of two normalised rows
 /// `2 sqrt(n)`. This multiple of the largest error of each element, added up in squares, is no less than the error of any weighted sum of the row.
-const OF_ROWS: f64 = std::f64::consts::SQRT_2;
+const OF_ROWS: f64 = 2.0;
+
+/// A maximum of no value and what stands in for it; a sum or a scale of zeros and what stands in for it.
+const EMPTY_MAXIMUM: (f64, f64) = (f64::NEG_INFINITY, 0.0);
+const EMPTY_SUM: (f64, f64) = (0.0, 1.0);
 
 /// Sums of exponentials that start at 1 may be rounded down by this much.
 const ROUNDED: f64 = 1.0 / 1024.0;
@@ -102,7 +107,7 @@ fn product(graph: &Graph, x: NodeId, factor: NodeId) -> Option<Range> {
             Range::new(0.0, 1.0)
         }
         Op::Unary(UnaryOp::Reciprocal) => {
-            let scale = graph.node(statistic(graph, factor.inputs[0]));
+            let scale = graph.node(statistic(graph, factor.inputs[0], EMPTY_SUM));
             if scale.op != Op::Binary(BinaryOp::Mul) {
                 return None;
             }
@@ -136,16 +141,17 @@ pub(crate) fn least(graph: &Graph, id: NodeId) -> f64 {
     if sum_of_exponentials(graph, id).is_some() { 1.0 - ROUNDED } else { 0.0 }
 }
 
-/// A statistic of rows, for which a constant stands in where a row is empty: `select(x == empty, constant, x)`.
-fn statistic(graph: &Graph, id: NodeId) -> NodeId {
+/// A statistic of rows, for which a constant stands in where a row is empty: `select(x == empty, constant, x)`. `of_empty` is both numbers.
+fn statistic(graph: &Graph, id: NodeId, of_empty: (f64, f64)) -> NodeId {
     let node = graph.node(id);
     match node.op {
-        Op::StopGradient => statistic(graph, node.inputs[0]),
+        Op::StopGradient => statistic(graph, node.inputs[0], of_empty),
         Op::Select => {
             let [condition, stand_in, x] = [node.inputs[0], node.inputs[1], node.inputs[2]];
             let is_empty = graph.node(condition);
             let compared = is_empty.op == Op::Compare(CompareOp::Eq) && is_empty.inputs[0] == x;
-            if compared && constant(graph, stand_in).is_some() { x } else { id }
+            let stands_in = || Some(of_empty) == constant(graph, is_empty.inputs[1]).zip(constant(graph, stand_in));
+            if compared && stands_in() { x } else { id }
         }
         _ => id,
     }
@@ -157,13 +163,13 @@ fn is_shifted(graph: &Graph, id: NodeId) -> bool {
     if node.op != Op::Binary(BinaryOp::Sub) {
         return false;
     }
-    let largest = graph.node(statistic(graph, node.inputs[1]));
+    let largest = graph.node(statistic(graph, node.inputs[1], EMPTY_MAXIMUM));
     largest.op == Op::RowReduce(ReduceOp::Max) && largest.inputs[0] == node.inputs[0]
 }
 
 /// The exponentials of `x - max(x)` that a node is the row sum of.
 fn sum_of_exponentials(graph: &Graph, id: NodeId) -> Option<NodeId> {
-    let sum = graph.node(statistic(graph, id));
+    let sum = graph.node(statistic(graph, id, EMPTY_SUM));
     let terms = (sum.op == Op::RowReduce(ReduceOp::Sum)).then(|| sum.inputs[0])?;
     let exponential = graph.node(terms);
     let is_shifted = exponential.op == Op::Unary(UnaryOp::Exp) && is_shifted(graph, exponential.inputs[0]);
@@ -177,7 +183,9 @@ fn mean_square(graph: &Graph, id: NodeId) -> Option<(NodeId, f64)> {
         return None;
     }
     let mean = graph.node(node.inputs[0]);
-    let added = constant(graph, node.inputs[1]).filter(|&added| added > 0.0)?;
+    // As the type holds it: 1e-8 is 0 in f16.
+    let added =
+        constant(graph, node.inputs[1]).map(|added| round_to(node.dtype, added)).filter(|&added| added > 0.0)?;
     let square = (mean.op == Op::RowReduce(ReduceOp::Mean)).then(|| graph.node(mean.inputs[0]))?;
     let is_square = square.op == Op::Binary(BinaryOp::Mul) && square.inputs[0] == square.inputs[1];
     is_square.then(|| (square.inputs[0], added))

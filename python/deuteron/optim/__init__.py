@@ -45,6 +45,8 @@ class _Fused(torch.optim.Optimizer):
         for group in state.get("param_groups", ()):
             self._refuse(group)
         super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("maximize", False)
 
     def add_param_group(self, param_group: Group) -> None:
         """Adds parameters with settings of their own, as `torch.optim.Optimizer.add_param_group`.
@@ -83,11 +85,13 @@ class _Fused(torch.optim.Optimizer):
 
     def _update(self, scale: float) -> None:
         """Updates each parameter from its gradient, times `scale`. Nothing is updated if any of them is refused."""
+        gradients: Dict[int, Tensor] = {}
         for group in self.param_groups:
             self._refuse(group)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    _check(type(self).__name__, _local(parameter), _local(parameter.grad))
+                    gradients[id(parameter)] = gradient = _gradient(type(self).__name__, parameter)
+                    _check(type(self).__name__, _local(parameter), gradient)
         rules: Dict[Rule, Batches] = {}
         for group in self.param_groups:
             signed = -scale if group["maximize"] else scale
@@ -102,7 +106,7 @@ class _Fused(torch.optim.Optimizer):
                     continue
                 if step not in numbers:
                     numbers[step] = self._numbers(group, step, signed)
-                update = Update(weight, _local(parameter.grad), tuple([_local(state) for state in states]))
+                update = Update(weight, gradients[id(parameter)], tuple([_local(state) for state in states]))
                 batches.setdefault(numbers[step], []).append(update)
         updaters: Dict[Rule, Updater] = self.__dict__.setdefault("_updaters", {})
         for rule, batches in rules.items():
@@ -132,6 +136,20 @@ def _local(tensor: Tensor) -> Tensor:
     """What of a tensor is in this process: all, or the shard of a DTensor."""
     local = getattr(tensor, "_local_tensor", None)
     return tensor if local is None else local
+
+
+def _gradient(name: str, parameter: Tensor) -> Tensor:
+    """What of a gradient is in this process. That of a DTensor is laid out as its parameter first: summed if each process has a part of the sum."""
+    gradient: Any = parameter.grad
+    placements = getattr(parameter, "placements", None)
+    if placements is not None:
+        if not hasattr(gradient, "placements"):
+            raise TypeError(f"{name}: expected a DTensor as the gradient of a DTensor, got a {type(gradient).__name__}")
+        if gradient.placements != placements:
+            gradient = gradient.redistribute(parameter.device_mesh, placements)
+    local: Any = _local(gradient)
+    # A collective that has not ended has a tensor without memory.
+    return local.wait() if hasattr(local, "wait") else local
 
 
 def _check(name: str, weight: Tensor, gradient: Tensor) -> None:
@@ -225,16 +243,19 @@ def _next_step(state: Dict[str, Any]) -> int:
 
 
 @lru_cache(maxsize=None)
-def _sgd(with_momentum: bool, nesterov: bool) -> Rule:
+def _sgd(with_momentum: bool, nesterov: bool, decays: bool) -> Rule:
     def body(let: Let) -> List[str]:
-        g = let("g", "add", let("scaled", "mul gradient scale"), let("decayed", "mul weight decay"))
+        g = let("scaled", "mul gradient scale")
+        if decays:
+            g = let("g", "add", g, let("decayed", "mul weight decay"))
         if not with_momentum:
             return [let("w", "sub weight", let("change", "mul rate", g))]
         moment = let("m", "add", let("kept", "mul moment keep"), let("added", "mul take", g))
         ahead = let("ahead", "add", g, let("further", "mul momentum", moment)) if nesterov else moment
         return [let("w", "sub weight", let("change", "mul rate", ahead)), moment]
 
-    numbers = ("scale", "decay", "rate", *(("keep", "take") if with_momentum else ()), *(("momentum",) if nesterov else ()))
+    words = ("scale", *(("decay",) if decays else ()), "rate")
+    numbers = (*words, *(("keep", "take") if with_momentum else ()), *(("momentum",) if nesterov else ()))
     return Rule("sgd", ("moment",) if with_momentum else (), numbers, body)
 
 
@@ -258,11 +279,12 @@ class SGD(_Fused, torch.optim.SGD):
     """
 
     def _rule(self, group: Group) -> Rule:
-        return _sgd(group["momentum"] != 0, bool(group["nesterov"]))
+        return _sgd(group["momentum"] != 0, bool(group["nesterov"]), group["weight_decay"] != 0)
 
     def _numbers(self, group: Group, step: int, scale: float) -> Tuple[float, ...]:
         momentum = float(group["momentum"])
-        numbers = (scale, float(group["weight_decay"]), float(group["lr"]))
+        decay = float(group["weight_decay"])
+        numbers = (scale, *((decay,) if decay != 0 else ()), float(group["lr"]))
         if momentum == 0:
             return numbers
         kept = (0.0, 1.0) if step == 1 else (momentum, 1.0 - float(group["dampening"]))

@@ -97,19 +97,40 @@ class Updater:
             self._run(device, own)
 
     def _run(self, device: torch.device, batches: Batches) -> None:
-        copies: List[Tuple[Tensor, Tensor]] = []
-        ready = {numbers: [_ready(one, copies) for one in updates] for numbers, updates in batches.items()}
+        ready: Batches = {}
+        copied: List[Tuple[Tuple[float, ...], Update]] = []
+        for numbers, updates in batches.items():
+            for update in updates:
+                flat = _in_place(update)
+                if flat is None:
+                    copied.append((numbers, update))
+                else:
+                    ready.setdefault(numbers, []).append(flat)
         types = tuple([tuple([_type(one) for one in updates]) for updates in ready.values()])
-        if types in self._programs or self._sets < _MOST_SETS:
+        if ready and (types in self._programs or self._sets < _MOST_SETS):
             self._sets += types not in self._programs
             self._call(device, ready, types)
         else:
             for numbers, updates in ready.items():
                 for update in updates:
-                    self._call(device, {numbers: [update]}, ((_type(update),),))
-        for original, copy in copies:
-            original.copy_(copy)
-        torch.autograd.graph.increment_version([one.weight for updates in batches.values() for one in updates])
+                    self._call_alone(device, numbers, update)
+        # One after the other: parameters whose strides interleave may share elements, and each update must see the one before.
+        for numbers, update in copied:
+            self._call_copied(device, numbers, update)
+        # Torch before 2.5 takes one tensor.
+        for updates in batches.values():
+            for one in updates:
+                torch.autograd.graph.increment_version(one.weight)
+
+    def _call_alone(self, device: torch.device, numbers: Tuple[float, ...], update: Update) -> None:
+        self._call(device, {numbers: [update]}, ((_type(update),),))
+
+    def _call_copied(self, device: torch.device, numbers: Tuple[float, ...], update: Update) -> None:
+        tensors = [update.weight, update.gradient, *update.states]
+        flat = [tensor.clone(memory_format=torch.contiguous_format).view(-1) for tensor in tensors]
+        self._call_alone(device, numbers, Update(flat[0], flat[1], tuple(flat[2:])))
+        for tensor, copy in [(tensors[0], flat[0]), *zip(tensors[2:], flat[2:])]:
+            tensor.copy_(copy.view(tensor.shape))
 
     def _call(self, device: torch.device, batches: Batches, types: _Types) -> None:
         # Kernels read a number in place where a vector may start: one in each four.
@@ -156,16 +177,14 @@ def _type(update: Update) -> _Type:
     return tuple([DTYPES[tensor.dtype] for tensor in tensors]), tuple(update.weight.shape)
 
 
-def _ready(update: Update, copies: List[Tuple[Tensor, Tensor]]) -> Update:
-    """The update on memory that kernels take. `copies` gets what is to be copied back: originals with their copies."""
+def _in_place(update: Update) -> Optional[Update]:
+    """The update on memory that kernels take, or None where it takes copies."""
     tensors = [update.weight, update.gradient, *update.states]
     if all([_is_plain(tensor) for tensor in tensors]):
         return update
     flat = _flat(tensors)
     if flat is None or not all([_is_plain(tensor) for tensor in flat]):
-        flat = [tensor.clone(memory_format=torch.contiguous_format).view(-1) for tensor in tensors]
-        shaped = [(tensor, copy.view(tensor.shape)) for tensor, copy in zip(tensors, flat)]
-        copies += [shaped[0], *shaped[2:]]
+        return None
     return Update(flat[0], flat[1], tuple(flat[2:]))
 
 

@@ -69,7 +69,10 @@ pub fn documents(root: &Path) -> Result<Book> {
     for folder in FOLDERS {
         paths.extend(files::below(&root.join(folder))?);
     }
-    let is_built = |path: &Path| path.components().any(|part| part.as_os_str() == "target");
+    let is_built = |path: &Path| {
+        path.components()
+            .any(|part| part.as_os_str() == "target" || part.as_os_str().to_string_lossy().starts_with('.'))
+    };
     paths.retain(|path| path.strip_prefix(root).is_ok_and(|path| !path.starts_with(book) && !is_built(path)));
     paths.retain(|path| files::has_extension(path, &["md"]));
     paths.sort();

@@ -6,6 +6,8 @@
 //! A key is a lane. `dk` and `dv` are summed in scratch, over the heads of a group in order. `dq` of a range of keys is
 //! summed in separate memory, and [`finish`](super::finish()) adds the ranges in order.
 
+use std::f32::consts::LN_2;
+
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
 use deuteron_codegen::cpu::simd::math::exp;
@@ -19,6 +21,7 @@ use super::product::{Product, Start};
 use super::rows::{Stored, Turn};
 use super::score::{RowsAre, ScoreTile, Scoring};
 use super::scratch::Places;
+use super::softmax::DEEPEST;
 use super::weights::{self, Part};
 use super::{Heads, Inputs, Scratch, Shared, TILE};
 
@@ -342,8 +345,9 @@ impl Kernel for Slopes<'_> {
             // SAFETY: within the tiles; the statistics hold a number for each row.
             unsafe {
                 let logsumexp = *self.logsumexp.add(row);
-                // A row that has seen nothing: all its probabilities are 0.
-                let shift = if logsumexp == f32::NEG_INFINITY { f32::INFINITY } else { logsumexp };
+                // A row that has seen nothing, or whose keys are all masked by so much that the logsumexp has no digits left for the scores: all its
+                // probabilities are 0.
+                let shift = if logsumexp < DEEPEST * LN_2 { f32::INFINITY } else { logsumexp };
                 let (less, row_sum) = (simd.splat(-shift), simd.splat(*self.row_sums.add(row)));
                 for lane in (0..keys.next_multiple_of(16)).step_by(S::WIDTH) {
                     let at = row * TILE + lane;

@@ -5,6 +5,7 @@ use deuteron_codegen::cpu::simd::math::tanh;
 
 use super::super::{Attention, ScoreRules};
 use super::scratch::Places;
+use super::softmax::floored;
 use super::weights::Part;
 use super::{Inputs, TILE};
 
@@ -56,15 +57,15 @@ impl Scoring {
             return None;
         }
         let first = attention.position(part.query, used);
-        let heads = part.batch;
+        let batch = part.batch;
         // SAFETY: the caller's promise; there is a document for each key, and as many keys as queries at least.
         unsafe {
             let slope = inputs.slopes.map_or(0.0, |slopes| {
-                let at = slopes.address.cast::<f32>().add(heads * slopes.batch + part.head * slopes.head);
+                let at = slopes.address.cast::<f32>().add(batch * slopes.batch + part.head * slopes.head);
                 at.read_unaligned()
             });
             if let Some(documents) = inputs.documents {
-                let row = documents.address.cast::<i32>().add(heads * documents.batch + part.head * documents.head);
+                let row = documents.address.cast::<i32>().add(batch * documents.batch + part.head * documents.head);
                 let (queries, keys) = (places.documents, places.documents.add(TILE));
                 std::ptr::copy_nonoverlapping(
                     row.add(first.max(0) as usize).cast::<u8>(),
@@ -167,7 +168,14 @@ impl Scoring {
                 let of_lanes = simd.bits(simd.load(self.documents.add(of_lanes + lane).cast()));
                 simd.equal_int(of_row, of_lanes)
             });
-            let added = tile.added.map(|added| simd.load(added.add(row * TILE + lane)));
+            let added = tile.added.map(|added| {
+                let added = simd.load(added.add(row * TILE + lane));
+                // The gradient takes scores by their logsumexp, which is no power of 2.
+                match tile.rows_are {
+                    RowsAre::Keys => floored(simd, added),
+                    RowsAre::Queries => added,
+                }
+            });
             self.worked(simd, simd.mul(s, simd.splat(tile.scale)), distance, added, own, tile.causal)
         }
     }

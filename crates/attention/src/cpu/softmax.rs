@@ -28,11 +28,18 @@ impl Diagonal {
 }
 
 /// `-2^30`. A maximum below it is rounded to multiples of 128, and what is cut off may overflow as a power of 2.
-const DEEPEST: f32 = -1_073_741_824.0;
+pub(super) const DEEPEST: f32 = -1_073_741_824.0;
 
 /// The smallest finite mask that is added as it is: what is smaller, such as the smallest `f32`, would overflow to `-inf` in powers of 2, and a
 /// row whose keys are all masked by it would be empty instead of even.
 const LOWEST: f32 = f32::MIN / 2.0;
+
+/// A mask whose finite values are at least [`LOWEST`].
+#[inline(always)]
+pub(super) fn floored<S: Simd>(simd: S, mask: S::Float) -> S::Float {
+    let never = simd.splat(f32::NEG_INFINITY);
+    simd.select(simd.equal(mask, never), never, simd.greater(simd.splat(LOWEST), mask))
+}
 
 /// Masks scores: `s = scale * s + mask`, and `-inf` where hidden.
 pub(super) struct Shift {
@@ -59,7 +66,6 @@ impl Kernel for Shift {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let (scale, never) = (simd.splat(self.scale), simd.splat(f32::NEG_INFINITY));
-        let lowest = simd.splat(LOWEST);
         for row in 0..self.keys {
             for lane in (0..self.lanes).step_by(S::WIDTH) {
                 let at = row * TILE + lane;
@@ -67,8 +73,7 @@ impl Kernel for Shift {
                 unsafe {
                     let mut s = simd.mul(scale, simd.load(self.scores.add(at)));
                     if let Some(mask) = self.mask {
-                        let mask = simd.load(mask.add(at));
-                        s = simd.add(s, simd.select(simd.equal(mask, never), never, simd.greater(lowest, mask)));
+                        s = simd.add(s, floored(simd, simd.load(mask.add(at))));
                     }
                     if let Some(diagonal) = self.diagonal {
                         s = simd.select(simd.first(diagonal.hidden::<S>(row, lane)), never, s);

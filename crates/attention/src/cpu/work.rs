@@ -7,7 +7,7 @@ use deuteron_matmul::cpu::work;
 use deuteron_plan::{Class, LANES, Work};
 
 use crate::block::LoweredAttentionBlock;
-use crate::kernel::{AttentionKernel, AttentionMask, AttentionShape};
+use crate::kernel::{AttentionKernel, AttentionShape};
 use crate::rows::{AttentionRowsLaunch, LoweredAttentionRows};
 
 /// Attention once more, then five products and an exponential for each score.
@@ -50,10 +50,18 @@ pub(super) fn attention_work(kernel: &AttentionKernel, shape: &AttentionShape) -
         // Keys and values are widened for each tile of queries.
         work.add(Class::Convert, scores * 2.0 * width / attention.tile_queries() as f64);
     }
-    if let AttentionMask::Additive(_) = kernel.mask {
+    if kernel.added().is_some() {
         work.add(Class::Move, 2.0 * scores);
         work.add(Class::Simple, scores);
     }
+    let rules = kernel.scores;
+    if rules.soft_cap.is_some() {
+        work.add(Class::Tanh, scores);
+        work.add(Class::Simple, 2.0 * scores);
+    }
+    // Of slopes a product and a sum; of a window and of documents comparisons.
+    let compared = [rules.slopes, rules.window.is_some(), rules.documents].into_iter().filter(|&there| there).count();
+    work.add(Class::Simple, 2.0 * compared as f64 * scores);
     if kernel.dropout.is_some() {
         work.add(Class::Random, scores);
         work.add(Class::Move, 2.0 * scores);

@@ -95,7 +95,7 @@ impl Regrouped {
         }
     }
 
-    /// The kernels that are split: `12 attention`.
+    /// The kernels that are split: `12 kernels of attention`.
     fn names(&self, assessment: &Assessment) -> String {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for &kernel in &self.split {

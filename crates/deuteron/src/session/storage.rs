@@ -205,3 +205,30 @@ fn appended(graph: &Graph, state: NodeId) -> Option<NodeId> {
     let alone = readers.next().is_none() && node.inputs[0] == state && !node.inputs[1..].contains(&state);
     (matches!(node.op, Op::Append { .. }) && alone && handed_out(reader)).then_some(reader)
 }
+
+#[cfg(test)]
+mod tests {
+    use deuteron_graph::Dtype;
+
+    use super::*;
+
+    #[test]
+    fn groups_that_share_what_is_written_are_not_apart() {
+        let mut graph = Graph::new("nodes");
+        let mut node = |name: &str| graph.input(name, Dtype::F32, [4]).unwrap();
+        let [weight, gradient, other, updated, more] = ["w", "g", "o", "u", "m"].map(&mut node);
+        let group = |read: &[NodeId], written: &[NodeId], is_kept| Accesses {
+            read: read.iter().copied().collect(),
+            written: written.to_vec(),
+            is_kept,
+        };
+        // An update in place writes the state as well as the result.
+        let update = group(&[weight, gradient], &[weight, updated], true);
+        let apart = |group: &Accesses| (update.are_apart(group), group.are_apart(&update));
+        assert_eq!(apart(&group(&[other, gradient], &[other, more], true)), (true, true));
+        assert_eq!(apart(&group(&[weight], &[more], true)), (false, false), "reads the state");
+        assert_eq!(apart(&group(&[updated], &[more], true)), (false, false), "reads the result");
+        assert_eq!(apart(&group(&[other], &[gradient], true)), (false, false), "writes an operand");
+        assert_eq!(apart(&group(&[other], &[more], false)), (false, false), "its result is in the arena");
+    }
+}

@@ -59,19 +59,24 @@ fn loads_of_what_a_kernel_writes_are_ordinary() {
     }
 }
 
-/// Lines that were just read are in the cache: ordinary stores write to them, however large the tensor is.
+/// Lines that were just read are in the cache: ordinary stores write to them, however large the tensor is. Others stream, or are
+/// fetched first where threads are few.
 #[test]
 fn results_in_place_do_not_stream() {
     let large = STEP.replace("127", "4194304");
     for isa in Isa::available().into_iter().filter(|isa| ["avx512", "avx2"].contains(&isa.name())) {
-        let streams = |updates: &[(&str, &str)]| {
+        let has = |threads, updates: &[(&str, &str)], words: [&str; 3]| {
             let kernel = kernels(&large, &Backend::Cpu, updates).remove(0);
             let Execution::Tasks(tasks) = kernel.launch.execution() else { panic!("{:?}", kernel.launch) };
-            // Of as many threads as stream.
-            let code = tasks.machine_code(16, isa).unwrap().unwrap();
-            code.iter().any(|line| line.contains("vmovnt"))
+            let code = tasks.machine_code(threads, isa).unwrap().unwrap();
+            words.map(|word| code.iter().any(|line| line.contains(word)))
         };
-        assert!(streams(&[]) && !streams(&[("w", "y")]), "{}", isa.name());
+        let words = ["vmovnt", "prefetchw", "prefetcht"];
+        assert_eq!(has(16, &[], words), [true, false, true], "{}", isa.name());
+        assert_eq!(has(2, &[], words), [false, true, true], "{}", isa.name());
+        for threads in [2, 16] {
+            assert_eq!(has(threads, &[("w", "y")], words), [false, false, true], "{} {threads}", isa.name());
+        }
     }
 }
 

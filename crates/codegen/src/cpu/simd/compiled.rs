@@ -45,9 +45,15 @@ fn places(program: &TileProgram) -> Places {
 }
 
 fn arguments(program: &TileProgram, args: &[BoundArg], large: LargeResults) -> Vec<Argument> {
+    // A flat program has one row, which is all of its elements.
+    let repeats = |spec: &ArgSpec, arg: &BoundArg| {
+        let dims = &arg.dims[..arg.rank];
+        let has_rows = !program.flat && dims.iter().any(|dim| dim.size > 1);
+        has_rows && spec.access == Access::Row && dims.iter().all(|dim| dim.size == 1 || dim.stride == 0)
+    };
     let of = |(spec, arg): (&ArgSpec, &BoundArg)| Argument {
         large: (spec.written && arg.streaming).then_some(large),
-        repeats: spec.access == Access::Row && arg.dims[..arg.rank].iter().all(|dim| dim.size == 1 || dim.stride == 0),
+        repeats: !spec.written && repeats(spec, arg),
     };
     program.args.iter().zip(args).map(of).collect()
 }

@@ -143,3 +143,22 @@ fn the_listing_says_what_it_does() {
         "gradients of causal attention by online softmax, heads of 8, f32 in and out, f32 sums, scores computed again\n"
     );
 }
+
+/// Rows whose keys are all masked by so much that no digits are left for the scores: their gradients are zeros, never infinite.
+#[test]
+fn gradients_of_rows_that_are_masked_deeply_are_zeros() {
+    let text = "q = input f32[40,16] ; k = input f32[40,16] ; v = input f32[40,16] ; m = input f32[40,40]
+a = attention q k v m mask=additive scale=0.3 ; out a";
+    let graph = gradients(text, Dtype::F32, "qkv");
+    let mut inputs = seed::inputs(&graph, 7).unwrap();
+    let mask = graph.inputs().iter().position(|&id| graph.given_name(id) == Some("m")).unwrap();
+    for hidden in [-1e9, -744_843_904.0, -855_220_224_000.0, -1e30, f32::MIN / 1.5, f32::MIN] {
+        inputs[mask] = Tensor::from_f32(Dtype::F32, [40, 40], &vec![hidden; 1600]).unwrap();
+        let results = outputs(&ran(&Engine::cpu(), &graph, Strategy::Greedy, &inputs));
+        assert_eq!(results.len(), 4);
+        for gradient in &results[1..] {
+            let values = gradient.to_f32().unwrap();
+            assert!(values.iter().all(|&x| x == 0.0), "masked by {hidden}: {:?}", values.iter().find(|&&x| x != 0.0));
+        }
+    }
+}

@@ -202,10 +202,19 @@ fn rows_without_a_key_are_zeros() {
 #[test]
 fn rows_whose_keys_are_all_masked_are_means() {
     let engine = Engine::cpu();
-    for [queries, keys] in [[7, 7], [1, 33], [40, 129], [5, 1025], [129, 64]] {
+    for ([queries, keys], work) in [
+        ([7, 7], ""),
+        ([1, 33], ""),
+        ([40, 129], ""),
+        ([5, 1025], ""),
+        ([129, 64], ""),
+        ([40, 40], " soft_cap=30.0"),
+        ([4, 40], " soft_cap=30.0"),
+        ([130, 130], " window=200"),
+    ] {
         let text = format!(
             "q = input f32[{queries},16] ; k = input f32[{keys},16] ; v = input f32[{keys},16] ; m = input f32[{queries},{keys}]
-a = attention q k v m mask=additive scale=0.3 ; out a"
+a = attention q k v m mask=additive scale=0.3{work} ; out a"
         );
         let graph = parsed(&text, Dtype::F32);
         let mut inputs = seed::inputs(&graph, 5).unwrap();
