@@ -30,7 +30,8 @@ pub fn title(op: &str) -> &str {
 pub fn ops(root: &Path) -> Result<String> {
     let rows = Rows::read(root, "xeon-2core.csv")?;
     let mut table = Table::new(["op, f32", "shape", "torch", "torch.compile", "ONNX Runtime", "ours", "over the best"]);
-    for ours in rows.of(&[("variant", "deuteron")]) {
+    let latest = rows.latest(&["kernel", "shape", "variant"])?;
+    for ours in latest.into_iter().filter(|row| row.text("variant").is_ok_and(|variant| variant == "deuteron")) {
         let (op, shape) = (ours.text("kernel")?, ours.text("shape")?);
         let peer =
             |variant: &str| rows.newest(&[("kernel", op), ("shape", shape), ("variant", variant)])?.number("median_ms");
@@ -53,7 +54,7 @@ pub fn ops(root: &Path) -> Result<String> {
 pub fn fusion(root: &Path) -> Result<String> {
     let rows = Rows::read(root, "xeon-2core-fusion.csv")?;
     let mut table = Table::new(["op, f32", "size", "unfused", "fused", "speed-up", "of copy speed"]);
-    for row in rows.all() {
+    for row in rows.latest(&["kernel", "shape", "dtype", "direction"])? {
         table.row([
             title(row.text("kernel")?).into(),
             row.text("shape")?.into(),

@@ -136,7 +136,9 @@ fn cpu_ops(root: &Path) -> Result<Vec<Case>> {
         let what = format!("{} on a CPU, {shape}, ms", cpu::title(op));
         Ok(Case::new(what, ours.number("median_ms")?, &[(baseline, Some(best))]))
     };
-    collected(rows.of(&[("variant", "deuteron")]).map(case))
+    let latest = rows.latest(&["kernel", "shape", "variant"])?;
+    let ours = latest.into_iter().filter(|row| row.text("variant").is_ok_and(|variant| variant == "deuteron"));
+    collected(ours.map(case))
 }
 
 fn cpu_gpt2(root: &Path) -> Result<Vec<Case>> {

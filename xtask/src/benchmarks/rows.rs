@@ -54,6 +54,19 @@ impl Rows {
         self.all().filter(|row| keys.iter().all(|(column, value)| row.text(column).is_ok_and(|text| text == *value)))
     }
 
+    /// The newest row of each set of values of these columns, in the order in which they were first measured.
+    pub fn latest(&self, columns: &[&str]) -> Result<Vec<Row<'_>>> {
+        let mut latest: Vec<(Vec<&str>, Row<'_>)> = Vec::new();
+        for row in self.all() {
+            let keys = columns.iter().map(|column| row.text(column)).collect::<Result<Vec<_>>>()?;
+            match latest.iter_mut().find(|(known, _)| *known == keys) {
+                Some((_, newest)) => *newest = row,
+                None => latest.push((keys, row)),
+            }
+        }
+        Ok(latest.into_iter().map(|(_, row)| row).collect())
+    }
+
     /// The newest row with these values: files are appended to.
     pub fn newest(&self, keys: &[(&str, &str)]) -> Result<Row<'_>> {
         let found = self
@@ -159,6 +172,8 @@ mod tests {
         let rows = Rows::parse("a.csv", "op,us\n\"x, y\",1\n\"x, y\",2\nz,\n").unwrap();
         assert_eq!(rows.newest(&[("op", "x, y")]).unwrap().number("us").unwrap(), 2.0);
         assert_eq!(rows.newest(&[("op", "z")]).unwrap().measured("us").unwrap(), None);
+        let latest: Vec<&str> = rows.latest(&["op"]).unwrap().iter().map(|row| row.text("us").unwrap()).collect();
+        assert_eq!(latest, ["2", ""]);
         let message = |error: anyhow::Error| error.to_string();
         assert_eq!(message(rows.newest(&[("op", "w")]).err().unwrap()), "a.csv has no row with [(\"op\", \"w\")]");
         let row = rows.newest(&[("op", "z")]).unwrap();

@@ -286,7 +286,7 @@ fn mistakes_in_order() {
 fn mistakes_ahead() {
     let mistakes: [Mistake; 6] = [
         ("wgmma_wait<1>();", "", "FAILED"),
-        ("if (drawn == tiles - 1) *p.g_drawn = 0;", "", "FAILED"),
+        ("atomicInc(p.g_drawn, tiles - 1)", "atomicAdd(p.g_drawn, 1u)", "FAILED"),
         ("*s_number = number;", "", "FAILED"),
         ("if constexpr (!LENDS) release(rings.q_empty());", "", "deadlock"),
         ("named_barrier_arrive(TURN_BARRIER + 1 - warpgroup, MULTIPLIERS);", "", "waits for named barrier"),
