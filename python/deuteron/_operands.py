@@ -232,7 +232,7 @@ def score_work(
         if len(shape) == 1:
             slopes = slopes.reshape((shape[0], 1, 1))
         operands.append(_single(slopes))
-    if bias is not None and isinstance(mask, str) and mask == "causal" and shape_of("attention", "bias", bias)[-1:] > tuple(lengths[-1:]):
+    if bias is not None and isinstance(mask, str) and mask == "causal" and list(shape_of("attention", "bias", bias)[-1:]) > list(lengths[-1:]):
         # Keys beyond the queries are cut off, as no query sees them.
         bias = bias[..., : lengths[-1]]
     if bias is not None and operands[:1] and added[0] == "additive":

@@ -333,7 +333,7 @@ def test_mistakes_in_work_on_scores_are_told() -> None:
     for options, hint in [
         ({"window": 0}, "at least 1"),
         ({"window": 2.5}, "at least 1"),
-        ({"soft_cap": -1.0}, "above 0"),
+        ({"soft_cap": -1.0}, "from 1e-30"),
         ({"documents": torch.zeros(3, dtype=torch.int32)}, "document for each key"),
         ({"slopes": torch.zeros(3)}, "slopes"),
         ({"bias": torch.zeros(4, 5, 5)}, "bias"),
@@ -420,3 +420,14 @@ def test_what_our_attention_does_not_compute_is_refused(name: str) -> None:
     q = heads(1, 2, 5, 8)
     with pytest.raises(ValueError, match=f"`{name}` is not supported"):
         attention_forward(torch.nn.Identity(), q, q, q, None, **{name: 1.0})
+
+
+def test_a_bias_of_all_keys_is_cut_to_those_that_queries_see() -> None:
+    q, k, v = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    bias = torch.randn(3, 5)
+    y = deuteron.attention(q, k, v, bias=bias)
+    hidden = torch.full((3, 5), -torch.inf).triu(1)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias + hidden)
+    torch.testing.assert_close(y, expected, atol=1e-6, rtol=1e-5)
+    # A window that hides nothing is none.
+    torch.testing.assert_close(deuteron.attention(q, k, v, "full", window=5), deuteron.attention(q, k, v, "full"), atol=0, rtol=0)

@@ -141,12 +141,13 @@ def _local(tensor: Tensor) -> Tensor:
 def _gradient(name: str, parameter: Tensor) -> Tensor:
     """What of a gradient is in this process. That of a DTensor is laid out as its parameter first: summed if each process has a part of the sum."""
     gradient: Any = parameter.grad
-    placements = getattr(parameter, "placements", None)
+    placed: Any = parameter
+    placements = getattr(placed, "placements", None)
     if placements is not None:
         if not hasattr(gradient, "placements"):
             raise TypeError(f"{name}: expected a DTensor as the gradient of a DTensor, got a {type(gradient).__name__}")
         if gradient.placements != placements:
-            gradient = gradient.redistribute(parameter.device_mesh, placements)
+            gradient = gradient.redistribute(placed.device_mesh, placements)
     local: Any = _local(gradient)
     # A collective that has not ended has a tensor without memory.
     return local.wait() if hasattr(local, "wait") else local
