@@ -437,13 +437,14 @@ fn the_numbers_of_the_readme_are_those_of_the_binary() {
     let example = readme.lines().find(|line| line.starts_with("deuteron analyze gpt2 --device")).unwrap();
     let folder = Folder::new();
     let mut words: Vec<&str> = example.split_whitespace().skip(1).take_while(|&word| word != "--html").collect();
-    words.extend(["--svg", "drawn.svg"]);
+    let picture = folder.path("drawn.svg");
+    words.extend(["--svg", &picture]);
     let said = printed(folder.run(&words));
     let shown =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/gpt2-h200-roofline.svg"))
             .unwrap();
-    let drawn = std::fs::read_to_string(folder.path("drawn.svg")).unwrap();
-    assert!(shown == drawn, "docs/gpt2-h200-roofline.svg is not what `deuteron {} --svg FILE` draws", words.join(" "));
+    let drawn = std::fs::read_to_string(&picture).unwrap();
+    assert!(shown == drawn, "docs/gpt2-h200-roofline.svg is not what `deuteron {}` draws", words.join(" "));
     let quoted: Vec<&str> = readme.lines().filter_map(|line| line.strip_prefix("> ")).collect();
     let quoted = quoted.join(" ");
     let said = said.replace('\n', " ");
