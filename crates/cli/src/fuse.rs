@@ -261,7 +261,8 @@ fn verdict(report: &FuseReport) -> String {
 fn in_short(report: &FuseReport, disagrees_with: Option<&str>) -> String {
     let time = |plan: &PlanReport| plan.graph_ms.unwrap_or(plan.ms);
     let FuseReport { graph, eager, unfused, fused, .. } = report;
-    let (baseline, name) = match time(eager) < time(unfused) {
+    let is_apart = (eager.kernels, eager.bytes) != (unfused.kernels, unfused.bytes);
+    let (baseline, name) = match is_apart && time(eager) < time(unfused) {
         true => (eager, "with one kernel per operation and attention in parts"),
         false => (unfused, "with one kernel per operation"),
     };
