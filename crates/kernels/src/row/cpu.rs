@@ -56,8 +56,8 @@ fn stored(lowered: LoweredRows, in_place: &[InPlace], may_stream: bool) -> Kerne
     let arguments = lowered.arguments_in_place(&updates);
     let tiles = TileUse { tiles: program.tiles, kept_rows: program.kept, passes: program.passes.len() };
     let source = CpuSource::new(program.clone()).with_tiles(tiles);
-    // Results stream where what is touched is large, except into lines that were just read. Measured 2026-11-19 on a 2-core Xeon, one thread,
-    // AdamW in place on 300,000 weights: 865 us with streaming stores, where 282,000 with ordinary ones took 563.
+    // Results stream where what is touched is large, except into lines that were just read: these are in the cache, so a streaming store
+    // saves no read of them and evicts them (`bench/peers_optim.py` times such updates).
     let touched = if may_stream { touched(&arguments) } else { 0 };
     let streamed = arguments.iter().map(|argument| if argument.in_place_of.is_some() { 0 } else { touched }).collect();
     let tasks = RowTasks { program, launch: lowered.launch, streamed };

@@ -80,13 +80,14 @@ const MOST_BYTES: usize = 1 << 30;
 pub enum LargeResults {
     /// By streaming stores. They save the read of each line, and with it a third of a copy's traffic.
     PastCaches,
-    /// By ordinary stores to lines that were prefetched. A core has few streaming stores under way, which also block its loads: with two threads of
-    /// a 2-core Xeon a copy of 64 MiB of rows takes a fifth less time this way, a layer norm a quarter (2026-11-19).
+    /// By ordinary stores to lines that were prefetched. A core has few streaming stores under way, which also block its loads. The rows of
+    /// 2026-11-19 in `bench/results/xeon-2core.csv` have it, with two threads.
     Fetched,
 }
 
 impl LargeResults {
-    /// Of a launch with so many threads. From about eight on, all cores together are limited by the traffic, not each by its own waits.
+    /// Of a launch with so many threads. From about eight on, all cores together should be limited by the traffic, not each by its own waits; only
+    /// two threads were measured.
     pub fn of(threads: usize) -> LargeResults {
         if threads < 8 { LargeResults::Fetched } else { LargeResults::PastCaches }
     }
