@@ -150,7 +150,8 @@ def _gradient(name: str, parameter: Tensor) -> Tensor:
             gradient = gradient.redistribute(placed.device_mesh, placements)
     local: Any = _local(gradient)
     # A collective that has not ended has a tensor without memory.
-    return local.wait() if hasattr(local, "wait") else local
+    ended: Tensor = local.wait() if hasattr(local, "wait") else local
+    return ended
 
 
 def _check(name: str, weight: Tensor, gradient: Tensor) -> None:
