@@ -5,19 +5,9 @@
 
 namespace emulator {
 
-static u32 address_of(const void* at) {
-    const Block& block = *current->block;
-    const char* byte = (const char*)at;
-    if (byte < block.arena || byte >= block.arena + block.arena_bytes) fail("%p is not in shared memory", at);
-    return ARENA + (u32)(byte - block.arena);
-}
+u32 address_of(const void* at);
 
-static char* bytes_at(const Block& block, u32 address, u32 bytes) {
-    if (address < block.base || address + bytes > block.base + machine.settings.shared) {
-        fail("accesses %u bytes at byte %d of %u bytes of shared memory", bytes, place(block, address), machine.settings.shared);
-    }
-    return block.arena + (address - ARENA);
-}
+char* bytes_at(const Block& block, u32 address, u32 bytes);
 
 // In eight rows of 128 bytes, 16 bytes lie at their place xor the row.
 static u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
@@ -25,13 +15,7 @@ static u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 static bool overlap(u32 a, u32 a_bytes, u32 b, u32 b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
 
 // No copy in flight writes there.
-static void check_settled(const Block& block, u32 address, u32 bytes) {
-    for (const Copy& copy : block.copies) {
-        if (overlap(address, bytes, copy.to, copy.bytes)) {
-            fail("reads %u bytes at byte %d of shared memory while a copy to them is in flight", bytes, place(block, address));
-        }
-    }
-}
+void check_settled(const Block& block, u32 address, u32 bytes);
 
 static float of_bits(u32 bits) {
     float x;

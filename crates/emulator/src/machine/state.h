@@ -190,8 +190,7 @@ struct Machine {
     bool acting = false;  // a lane carries out what the lanes of its warp execute together
 };
 
-// Not static: the compiler may not think that nobody else changes them.
-Machine machine;
-Thread* current = nullptr;
+extern Machine machine;
+extern Thread* current;
 
 }  // namespace emulator

@@ -1,0 +1,11 @@
+// The functions of the machine that need nothing of a kernel: compiled once for many.
+#include "collective.cpp"
+#include "launch.cpp"
+#include "memory.cpp"
+#include "schedule.cpp"
+#include "tile/async_copy.cpp"
+#include "tile/cluster.cpp"
+#include "tile/mbarrier.cpp"
+#include "tile/named_barrier.cpp"
+#include "tile/tma.cpp"
+#include "tile/wgmma.cpp"
