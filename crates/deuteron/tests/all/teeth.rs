@@ -109,7 +109,8 @@ fn errors_eight_times_as_large_are_caught() {
     let names: BTreeSet<String> = first.iter().map(without_attributes).collect();
     let few = names.len();
     let always = (1..=4).fold(first, |before, more| {
-        let of_missed = |problem: &Problem| before.iter().any(|name| name.ends_with(&format!(" of {}", problem.label())));
+        let of_missed =
+            |problem: &Problem| before.iter().any(|name| name.ends_with(&format!(" of {}", problem.label())));
         let again: BTreeSet<String> =
             problems().filter(of_missed).flat_map(|problem| missed(&problem.case(SEED + more))).collect();
         before.intersection(&again).cloned().collect()

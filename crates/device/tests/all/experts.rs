@@ -71,7 +71,8 @@ fn experts_by_warpgroups_compile_without_spills() {
     check(all);
 }
 
-/// Every architecture, every type, rows and columns that lie at multiples of 16 bytes and elsewhere. The cuts take turns.
+/// Every architecture, every type, rows and columns that lie at multiples of 16 bytes and elsewhere. The cuts take turns;
+/// one architecture compiles one half of the graphs, the next the other.
 #[test]
 fn experts_by_warps_compile_for_every_architecture_without_spills() {
     let texts: Vec<String> = ["bf16", "f16", "f32"]
@@ -87,12 +88,15 @@ fn experts_by_warps_compile_for_every_architecture_without_spills() {
                 assert!(arch == Arch::Sm75 && !text.contains(" f16["), "{arch}: {text}");
                 continue;
             };
+            if (at / 2 + turn) % 2 != 0 {
+                continue;
+            }
             let cuts = routed.cuts(&target);
             let tile = cuts[(turn + at) % cuts.len()];
             let source = source(routed.with_tile(tile).kernel(&target), &target);
             all.push((format!("{arch}, {tile}: {text}"), source, arch));
         }
     }
-    assert!(all.len() > 40, "{}", all.len());
+    assert!(all.len() > 20, "{}", all.len());
     check(all);
 }

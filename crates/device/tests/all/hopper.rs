@@ -65,7 +65,7 @@ fn every_cut_compiles_without_spills() {
             let ours = kernel(text, &target);
             // The graphs take turns, and so do the types.
             for (index, tile) in ours.tiles(&target, f64::INFINITY).into_iter().enumerate() {
-                if (index + at + turn) % 6 != 0 {
+                if (index + at + turn) % 9 != 0 {
                     continue;
                 }
                 let Kernel { source: Source::Cuda(source), launch } = ours.clone().with_tile(tile).kernel(&target)
@@ -88,7 +88,7 @@ fn every_cut_compiles_without_spills() {
         }
     }
     println!("{} kernels compiled", labels.len());
-    assert!(labels.len() > 24 && failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
+    assert!(labels.len() > 16 && failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
 }
 
 /// Losses without logits and their gradients: every kernel of a launch.

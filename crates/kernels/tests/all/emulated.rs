@@ -151,8 +151,7 @@ fn the_emulator_mirrors_the_device_side_library() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../emulator/src/machine/tile");
     let paths = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
     let headers = paths.filter(|path| path.extension().is_some_and(|extension| extension == "h"));
-    let mut files: Vec<String> =
-        headers.map(|path| path.file_stem().unwrap().to_string_lossy().into_owned()).collect();
+    let mut files: Vec<String> = headers.map(|path| path.file_stem().unwrap().to_string_lossy().into_owned()).collect();
     files.sort();
     let mut emulated: Vec<&str> = Part::ALL.into_iter().filter(|&part| is_emulated(part)).map(Part::name).collect();
     emulated.sort_unstable();
