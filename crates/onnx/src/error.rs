@@ -233,8 +233,8 @@ pub enum OnnxError {
 fn unsupported(op: &str) -> &'static str {
     match op {
         "If" | "Loop" | "Scan" => {
-            "control flow is not supported: export the model without it, or cut the model before and after it with \
-             onnx.utils.extract_model"
+            "control flow that depends on the input is not supported: export the model without it, or cut the model before and \
+             after it with onnx.utils.extract_model"
         }
         "Cast" | "CastLike" => {
             "this type is not supported: cast to a float, integer or bool type of 8 to 64 bits, or cut the model before it with \

@@ -1,6 +1,6 @@
 //! Constant folding, within limits: shape arithmetic, masks, tables of positions.
 
-use deuteron_graph::{BinaryOp, Shape, UnaryOp, memory};
+use deuteron_graph::{Activation, BinaryOp, Composite, Shape, UnaryOp, memory};
 
 use crate::constant::{Constant, Positions};
 use crate::element::Element;
@@ -46,7 +46,8 @@ impl Folder {
         shape: &Shape,
     ) -> Option<Constant> {
         let is_bool = to == Element::Bool;
-        let elementwise = kind.is_elementwise() || matches!(kind, Kind::Logic(_) | Kind::Broadcast(_));
+        let is_relu = matches!(kind, Kind::Composite(Composite::Activation(Activation::Relu)));
+        let elementwise = kind.is_elementwise() || is_relu || matches!(kind, Kind::Logic(_) | Kind::Broadcast(_));
         // An elementwise operation walks what it stores; all others walk their operands and the result in full.
         let result = if elementwise { Constant::elementwise_size(shape, x) } else { shape.elements() };
         let operands = match kind {
@@ -84,6 +85,8 @@ impl Folder {
             Kind::Broadcast(_) => Some(x[0].broadcast(shape)),
             Kind::Concat { axis } => Some(concat(x, *axis, shape, is_bool)),
             Kind::Matmul { transpose_a: false, transpose_b: false } => matmul(x[0], x[1], shape, to),
+            // Numbers of steps are kept from being negative by it.
+            Kind::Composite(Composite::Activation(Activation::Relu)) => map(&|x| if x[0] < 0.0 { 0.0 } else { x[0] }),
             Kind::Matmul { .. } | Kind::Composite(_) | Kind::Opaque(_) | Kind::Part(_) => None,
             Kind::Input(_) | Kind::Weight(_) | Kind::Constant => None,
         }

@@ -59,5 +59,5 @@ pub(crate) const SCATTER_ROUNDS: usize = 16;
 /// Largest values that are found one after the other.
 pub(crate) const TOP_ROUNDS: usize = 16;
 
-/// Steps of a recurrent layer that are written out.
+/// Steps of a recurrent layer, a loop or a scan that are written out.
 pub(crate) const MAX_STEPS: usize = 128;

@@ -96,15 +96,18 @@ impl<'a> Translator<'a, '_> {
             "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Transpose" | "Expand" | "Slice" | "Split" | "Concat"
             | "Tile" | "Pad" | "DepthToSpace" | "SpaceToDepth" | "CenterCropPad" => self.view(call),
             "Gather" | "GatherND" | "GatherElements" | "TopK" | "OneHot" | "ScatterND" | "ScatterElements"
-            | "Scatter" | "ReverseSequence" => self.index(call),
-            "MatMul" | "Gemm" | "FusedMatMul" | "Einsum" => self.contraction(call),
+            | "Scatter" | "ReverseSequence" | "Compress" => self.index(call),
+            "MatMul" | "Gemm" | "FusedMatMul" => self.contraction(call),
+            "Einsum" => self.einsum(call),
             "MatMulInteger" => self.integer_matmul(call),
-            "Conv" | "ConvInteger" | "ConvTranspose" | "MaxPool" | "AveragePool" | "LpPool" | "GlobalAveragePool"
-            | "GlobalMaxPool" | "GlobalLpPool" | "LRN" => self.window(call),
+            "QLinearMatMul" => Ok(vec![self.quantized_matmul(call)?]),
+            "Conv" | "ConvInteger" | "QLinearConv" | "ConvTranspose" | "MaxPool" | "AveragePool" | "LpPool"
+            | "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" | "LRN" | "Col2Im" => self.window(call),
             "Resize" | "Upsample" => self.resize(call),
             "RNN" | "GRU" | "LSTM" => self.recurrent(call),
+            "Loop" | "Scan" => self.unroll(call),
             "DynamicQuantizeLSTM" => self.quantized_lstm(call),
-            "DFT" => self.fourier(call),
+            "DFT" | "STFT" => self.fourier(call),
             "NegativeLogLikelihoodLoss" | "SoftmaxCrossEntropyLoss" => self.loss(call),
             "QuantizeLinear" | "DequantizeLinear" | "DynamicQuantizeLinear" => self.quantize(call),
             "Softmax"

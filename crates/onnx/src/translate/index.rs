@@ -19,6 +19,7 @@ impl<'a> Translator<'a, '_> {
             "ScatterND" => self.scatter(call, true),
             "ScatterElements" | "Scatter" => self.scatter(call, false),
             "ReverseSequence" => Ok(vec![self.reverse_sequence(call)?]),
+            "Compress" => Ok(vec![self.compress(call)?]),
             _ => Ok(vec![self.gather_elements(call)?]),
         }
     }
@@ -308,6 +309,28 @@ impl<'a> Translator<'a, '_> {
             result = self.ir.binary(op, result, update)?;
         }
         Ok(result)
+    }
+
+    /// What a known condition picks along an axis, or of all elements. Places that the condition is too short for are left out.
+    fn compress(&mut self, call: &Call) -> Result<Id, Problem> {
+        let (x, condition) = (call.input(0)?, call.input(1)?);
+        let shape = self.ir.shape(x).clone();
+        let (x, axis) = match call.attribute("axis").and_then(|attribute| attribute.int) {
+            Some(axis) => (x, axis_of(axis, shape.rank())?),
+            None => (self.ir.reshape(x, vec![shape.elements()])?, 0),
+        };
+        let size = self.ir.shape(x)[axis];
+        let given = self.given(condition);
+        let given =
+            given.ok_or_else(|| Problem::Opaque("how many elements it picks depends on the input".to_string()))?;
+        if given.shape.rank() != 1 || given.shape.elements() > size {
+            let got = &given.shape;
+            return Err(Problem::Refused(format!("a condition of one axis of at most {size} expected, got {got}")));
+        }
+        self.reserve(given.shape.elements())?;
+        let places: Vec<usize> =
+            given.values().enumerate().filter(|(_, value)| *value != 0.0).map(|(place, _)| place).collect();
+        self.picked(x, axis, places.len(), |index| places[index])
     }
 
     /// The beginning of each sequence turned round.

@@ -1,12 +1,13 @@
 //! Operators of ONNX to the canonical form, one by one, in the file's order.
 //!
-//! Functions are inlined and branches on known conditions taken. What has no counterpart becomes an opaque operation if
+//! Functions are inlined, branches on known conditions taken, loops of known length written out. What has no counterpart becomes an opaque operation if
 //! its results' shapes are known.
 
 mod activation;
 mod attention;
 mod call;
 mod contraction;
+mod einsum;
 mod elementwise;
 mod fourier;
 mod fused;
@@ -21,6 +22,7 @@ mod reduce;
 mod resize;
 mod scope;
 mod sizes;
+mod unroll;
 mod view;
 mod window;
 

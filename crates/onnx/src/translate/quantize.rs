@@ -149,31 +149,103 @@ impl<'a> Translator<'a, '_> {
         Ok(vec![stored, scale, stored_offset])
     }
 
-    /// Integers less their zero point, as floats.
-    fn centred(&mut self, x: Id, zero: Option<Id>) -> Result<Id, Problem> {
+    /// One value as a scalar, one per index of an axis along that axis; anything else as it is.
+    fn per_line(&mut self, of: Id, axis: usize, rank: usize) -> Result<Id, Problem> {
+        let own = self.ir.shape(of);
+        Ok(match own.rank() {
+            _ if own.elements() == 1 => self.ir.reshape(of, Vec::new())?,
+            1 if axis < rank => self.ir.along(of, axis, rank)?,
+            _ => of,
+        })
+    }
+
+    /// Integers less their zero point, as floats. There is one zero point, or one per index of an axis.
+    fn centred(&mut self, x: Id, zero: Option<Id>, axis: usize) -> Result<Id, Problem> {
         let float = self.as_float(x, Element::F32)?;
         let Some(zero) = zero.filter(|&zero| self.ir.scalar(zero) != Some(0.0)) else { return Ok(float) };
-        if self.ir.shape(zero).elements() != 1 {
-            return Err(Problem::Opaque("its zero points are per row or column".to_string()));
-        }
+        let shape = self.ir.shape(float).clone();
         let zero = self.as_float(zero, Element::F32)?;
-        let zero = self.ir.reshape(zero, Vec::new())?;
-        Ok(self.ir.binary(BinaryOp::Sub, float, zero)?)
+        let zero = self.per_line(zero, axis, shape.rank())?;
+        let centred = self.ir.binary(BinaryOp::Sub, float, zero)?;
+        if *self.ir.shape(centred) == shape {
+            return Ok(centred);
+        }
+        let got = self.ir.shape(zero);
+        Err(Problem::Refused(format!("a zero point, or one per index of axis {axis} of {shape}, expected, got {got}")))
+    }
+
+    /// Rows of the first operand of a product have zero points of their own, or columns of the second.
+    fn centred_product(&mut self, a: Id, b: Id, zeros: [Option<Id>; 2]) -> Result<Id, Problem> {
+        let (rows, cols) = (self.ir.shape(a).rank().saturating_sub(2), self.ir.shape(b).rank().saturating_sub(1));
+        let a = self.centred(a, zeros[0], rows)?;
+        let b = self.centred(b, zeros[1], cols)?;
+        Ok(self.ir.push(Kind::Matmul { transpose_a: false, transpose_b: false }, &[a, b])?)
     }
 
     /// A product of integers. It is summed in floats, as what reads it scales it to floats.
     pub(super) fn integer_matmul(&mut self, call: &Call) -> Results {
-        let a = self.centred(call.input(0)?, call.optional(2))?;
-        let b = self.centred(call.input(1)?, call.optional(3))?;
-        let product = self.ir.push(Kind::Matmul { transpose_a: false, transpose_b: false }, &[a, b])?;
+        let zeros = [call.optional(2), call.optional(3)];
+        let product = self.centred_product(call.input(0)?, call.input(1)?, zeros)?;
         self.integer_result(product)
     }
 
     pub(super) fn integer_convolution(&mut self, call: &Call) -> Results {
-        let x = self.centred(call.input(0)?, call.optional(2))?;
-        let weight = self.centred(call.input(1)?, call.optional(3))?;
+        let x = self.centred(call.input(0)?, call.optional(2), 1)?;
+        let weight = self.centred(call.input(1)?, call.optional(3), 0)?;
         let result = self.convolution(call, x, weight, None)?[0];
         self.integer_result(result)
+    }
+
+    /// `QLinearMatMul`: a product of integers, scaled and rounded to integers again.
+    pub(super) fn quantized_matmul(&mut self, call: &Call) -> Result<Id, Problem> {
+        let (a, b) = (call.input(0)?, call.input(3)?);
+        let product = self.centred_product(a, b, [Some(call.input(2)?), Some(call.input(5)?)])?;
+        let rank = self.ir.shape(product).rank();
+        let scales = [(call.input(1)?, rank - 2), (call.input(4)?, rank - 1), (call.input(6)?, rank - 2)];
+        let zero = call.input(7)?;
+        self.requantized(product, scales, (zero, rank - 2))
+    }
+
+    /// `QLinearConv`: a convolution of integers with a bias of integers, scaled and rounded to integers again.
+    pub(super) fn quantized_convolution(&mut self, call: &Call) -> Result<Id, Problem> {
+        let x = self.centred(call.input(0)?, Some(call.input(2)?), 1)?;
+        let weight = self.centred(call.input(3)?, Some(call.input(5)?), 0)?;
+        let bias = call.optional(8).map(|bias| self.ir.cast(bias, Element::F32)).transpose()?;
+        let result = self.convolution(call, x, weight, bias)?[0];
+        let scales = [(call.input(1)?, 1), (call.input(4)?, 1), (call.input(6)?, 1)];
+        let zero = call.input(7)?;
+        self.requantized(result, scales, (zero, 1))
+    }
+
+    /// `x * first * second / third`, rounded, with a zero point, as the zero point's type. Each scale is one number, or one per
+    /// index of an axis.
+    fn requantized(&mut self, x: Id, scales: [(Id, usize); 3], zero: (Id, usize)) -> Result<Id, Problem> {
+        let (rank, to) = (self.ir.shape(x).rank(), self.ir.element(zero.0));
+        let Some((least, most)) = to.range() else {
+            return Err(Problem::Opaque("it gives something else than integers of at most 16 bits".to_string()));
+        };
+        let mut factors = Vec::with_capacity(scales.len());
+        for (scale, axis) in scales {
+            let scale = self.ir.cast(scale, Element::F32)?;
+            factors.push(self.per_line(scale, axis, rank)?);
+        }
+        let factor = self.ir.binary(BinaryOp::Mul, factors[0], factors[1])?;
+        let factor = self.ir.binary(BinaryOp::Div, factor, factors[2])?;
+        let scaled = self.ir.binary(BinaryOp::Mul, x, factor)?;
+        let mut value = self.ir.unary(UnaryOp::Round, scaled)?;
+        if self.ir.scalar(zero.0) != Some(0.0) {
+            let offset = self.as_float(zero.0, Element::F32)?;
+            let offset = self.per_line(offset, zero.1, rank)?;
+            value = self.ir.binary(BinaryOp::Add, value, offset)?;
+        }
+        if self.ir.shape(value) != self.ir.shape(x) {
+            let (got, expected) = (self.ir.shape(value), self.ir.shape(x));
+            return Err(Problem::Refused(format!("scales and a zero point within {expected} expected, got {got}")));
+        }
+        value = self.clipped(value, least, most)?;
+        let stored = self.ir.cast(value, to)?;
+        self.floats.insert(stored, value);
+        Ok(stored)
     }
 
     fn integer_result(&mut self, value: Id) -> Results {

@@ -50,6 +50,14 @@ impl Window {
         found
     }
 
+    /// The flat position of which strides make this one, `None` if there is none.
+    fn before_strides(&self, at: &[i64], strides: &[i64]) -> Option<usize> {
+        at.iter().zip(strides).zip(&self.from).try_fold(0, |flat, ((&at, &stride), &size)| {
+            let (at, stride) = (usize::try_from(at).ok()?, usize::try_from(stride).ok()?);
+            (at.is_multiple_of(stride) && at / stride < size).then(|| flat * size + at / stride)
+        })
+    }
+
     /// The same as positions of a flat table, `None` for padding.
     fn table(&self) -> Vec<Option<usize>> {
         self.walk(|at| {
@@ -76,9 +84,11 @@ impl<'a> Translator<'a, '_> {
         match call.node.op {
             "Conv" => self.convolution(call, call.input(0)?, call.input(1)?, call.optional(2)),
             "ConvInteger" => self.integer_convolution(call),
+            "QLinearConv" => Ok(vec![self.quantized_convolution(call)?]),
             "ConvTranspose" => self.transposed_convolution(call),
             "MaxPool" | "AveragePool" | "LpPool" => self.pool(call),
             "LRN" => Ok(vec![self.local_response(call)?]),
+            "Col2Im" => self.image_of_columns(call),
             op => {
                 let x = call.input(0)?;
                 let axes: Vec<usize> = (2..self.ir.shape(x).rank()).collect();
@@ -341,18 +351,77 @@ impl<'a> Translator<'a, '_> {
             let shape = Shape::new([&[from[0], kernel[1].saturating_mul(group)], &window.to[..]].concat());
             return self.described_convolution(call, x, shape, &kernel);
         }
-        let table = window.walk(|at| {
-            (0..axes).try_fold(0, |flat, axis| {
-                let (at, stride) = (usize::try_from(at[axis]).ok()?, strides[axis] as usize);
-                let within = at.is_multiple_of(stride) && at / stride < window.from[axis];
-                within.then(|| flat * window.from[axis] + at / stride)
-            })
-        });
+        let table = window.walk(|at| window.before_strides(at, &strides));
         let rows = self.picked_rows(x, &table, 0.0)?;
         let split = self.ir.reshape(weight, vec![group, kernel[0] / group, kernel[1], window.offsets()])?;
         let ordered = self.ir.push(Kind::Transpose(vec![0, 1, 3, 2]), &[split])?;
         let matrix = self.ir.reshape(ordered, vec![group, kernel[0] / group * window.offsets(), kernel[1]])?;
         Ok(vec![self.convolved(rows, matrix, call.optional(2), from[0], &window.to)?])
+    }
+
+    /// `Col2Im`: columns `[n, c * offsets, places]` that overlap are added up. Each place of the image is a sum over the offsets of
+    /// a block, of each the one column that covers it there.
+    fn image_of_columns(&mut self, call: &Call) -> Results {
+        let x = call.input(0)?;
+        let from = self.ir.shape(x).clone();
+        let (image, block) = (self.integers(call.input(1)?, "image")?, self.integers(call.input(2)?, "block")?);
+        let sizes = |given: &[i64]| -> Vec<usize> {
+            given.iter().filter_map(|&size| usize::try_from(size).ok().filter(|&size| size > 0)).collect()
+        };
+        let (to, kernel) = (sizes(&image), sizes(&block));
+        let axes = image.len();
+        let offsets = kernel.iter().fold(1usize, |product, &size| product.saturating_mul(size));
+        let misfit = || {
+            Problem::Refused(format!(
+                "columns [n, c * block, places] of an image expected, got {from}, image {image:?} and block {block:?}"
+            ))
+        };
+        if to.len() != axes || kernel.len() != axes || axes == 0 || from.rank() != 3 || !from[1].is_multiple_of(offsets)
+        {
+            return Err(misfit());
+        }
+        let strides = Self::per_axis(call, "strides", 1, axes, 1)?;
+        let dilations = Self::per_axis(call, "dilations", 1, axes, 1)?;
+        let pads = Self::per_axis(call, "pads", 0, 2 * axes, 0)?;
+        let mut columns = Vec::with_capacity(axes);
+        for axis in 0..axes {
+            let reach = dilations[axis].saturating_mul(kernel[axis] as i64 - 1).saturating_add(1);
+            let free = (to[axis] as i64).saturating_add(pads[axis] + pads[axis + axes]).saturating_sub(reach);
+            columns.push(usize::try_from(free).map_err(|_| misfit())? / strides[axis] as usize + 1);
+        }
+        if columns.iter().try_fold(1usize, |product, &size| product.checked_mul(size)) != Some(from[2]) {
+            return Err(misfit());
+        }
+        let window = Window {
+            from: columns,
+            kernel,
+            strides: vec![1; axes],
+            dilations: dilations.iter().map(|dilation| -dilation).collect(),
+            pads: pads[..axes].iter().map(|pad| -pad).collect(),
+            to,
+        };
+        let channels = from[1] / offsets;
+        let split = self.ir.reshape(x, vec![from[0], channels, offsets * from[2]])?;
+        if !self.fits(split, &window) {
+            let shape = Shape::new([&[from[0], channels], &window.to[..]].concat());
+            let Some(elements) = shape.checked_elements() else {
+                return Err(Problem::Refused(format!("a result of at most 2^48 elements expected, got {shape}")));
+            };
+            let flops = (elements as u64).saturating_mul(offsets as u64);
+            let why = "its windows are more than are written out".to_string();
+            return Ok(self.opaque(call, why, flops, false, vec![(self.ir.element(x), shape)]));
+        }
+        let mut offset = 0;
+        let table = window.walk(|at| {
+            let own = offset;
+            offset = (offset + 1) % offsets;
+            Some(own * from[2] + window.before_strides(at, &strides)?)
+        });
+        let rows = self.picked_rows(split, &table, 0.0)?;
+        let split = self.ir.reshape(rows, vec![window.places(), offsets, from[0], channels])?;
+        let sums = self.ir.reduce(Reduction::Sum, split, vec![1], false)?;
+        let first = self.ir.push(Kind::Transpose(vec![1, 2, 0]), &[sums])?;
+        Ok(vec![self.ir.reshape(first, [&[from[0], channels], &window.to[..]].concat())?])
     }
 
     fn pool(&mut self, call: &Call) -> Results {

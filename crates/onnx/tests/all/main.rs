@@ -1,7 +1,9 @@
 //! The importer from outside.
 
+mod control;
 mod models;
 mod nodes;
+mod operators;
 mod patterns;
 mod refusals;
 mod support;

@@ -341,11 +341,23 @@ fn operands_have_to_go_together() {
 #[test]
 fn control_flow_and_unknown_types_are_not_supported() {
     let x = || Writer::default().input("x", &[2, 4]);
-    for op in ["If", "Loop", "Scan"] {
-        let said = refusal(&x().node(op, &["x"], "y").output("y").finish()).to_string();
-        assert!(said.starts_with(&format!("{op} at `y`: the operator has no counterpart")), "{said}");
-        assert!(said.contains("control flow is not supported") && said.contains("extract_model"), "{said}");
-        assert!(!said.contains("infer_shapes") && !said.contains("--dim"), "{said}");
+    let body = |writer: Writer| ("body", Value::Graph(writer.graph));
+    let counted = body(Writer::default().input("s", &[]).input("c", &[]).output("c"));
+    let scanned = body(Writer::default().input("s", &[2, 4]).node("NonZero", &["s"], "n").output("n"));
+    let cases = [
+        ("If", vec![], "the operator has no counterpart"),
+        ("Loop", vec![counted], "its number of steps depends on the input"),
+        (
+            "Scan",
+            vec![scanned, ("num_scan_inputs", Value::Int(1))],
+            "its body is not written out (NonZero at `n`: how many",
+        ),
+    ];
+    for (op, attributes, why) in cases {
+        let said = refusal(&x().call(op, &["x"], &["y"], &attributes).output("y").finish()).to_string();
+        assert!(said.starts_with(&format!("{op} at `y`: {why}")), "{said}");
+        assert!(said.contains("control flow that depends on the input is not supported"), "{said}");
+        assert!(said.contains("extract_model") && !said.contains("infer_shapes") && !said.contains("--dim"), "{said}");
     }
     let cast = x().call("Cast", &["x"], &["y"], &[("to", Value::Int(18))]).output("y").finish();
     let said = refusal(&cast).to_string();

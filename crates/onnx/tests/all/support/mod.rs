@@ -5,7 +5,7 @@ pub mod writer;
 use std::path::PathBuf;
 
 use deuteron_graph::{Graph, InputKind, Op};
-use deuteron_onnx::{Imported, Options, TensorData, import_file};
+use deuteron_onnx::{Imported, Options, TensorData, import, import_file};
 use deuteron_reference::{Array, Comparison, bounded};
 use serde_json::Value;
 
@@ -43,6 +43,31 @@ pub fn load(name: &str) -> Imported {
 /// Values of a weight as the reference takes them.
 pub fn values(data: &TensorData) -> Array {
     Array::new(data.shape.clone(), data.values())
+}
+
+/// Shapes and values of the outputs of a model, in f64, for values of its inputs by their names.
+pub fn evaluated(writer: writer::Writer, data: &[(&str, &[f64])]) -> Vec<(Vec<usize>, Vec<f64>)> {
+    evaluated_at(writer, 17, data)
+}
+
+pub fn evaluated_at(writer: writer::Writer, opset: u64, data: &[(&str, &[f64])]) -> Vec<(Vec<usize>, Vec<f64>)> {
+    let file = writer.finish_at(opset);
+    let imported = import(&file, &Options::default()).unwrap_or_else(|error| panic!("{error}"));
+    assert!(imported.opaque.is_empty(), "{:?}", imported.opaque);
+    imported.graph.verify().unwrap();
+    let graph: &Graph = &imported.graph;
+    let array = |&id: &deuteron_graph::NodeId| {
+        let label = graph.label(id);
+        if let Op::Input { kind: InputKind::Weight, .. } = graph.node(id).op {
+            return values(&imported.weight(&label, &file).unwrap());
+        }
+        let (name, _) = imported.inputs.iter().find(|(_, own)| *own == label).unwrap();
+        let (_, given) = data.iter().find(|(given, _)| given == name).unwrap();
+        Array::new(graph.node(id).shape.clone(), given.to_vec())
+    };
+    let inputs: Vec<Array> = graph.inputs().iter().map(array).collect();
+    let results = bounded(graph, &inputs).unwrap();
+    results.into_iter().map(|result| (result.exact.shape.to_vec(), result.exact.values)).collect()
 }
 
 /// The graph's inputs: those stored beside the model, and its weights.
