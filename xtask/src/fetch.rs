@@ -99,7 +99,7 @@ pub fn onnx(root: &Path) -> Result<()> {
     within(pip.args(["--retries", "2", "--timeout", "20", "--target"]).arg(&folder).arg(ONNX), SHORT)
 }
 
-/// Chromium, which one test opens the report page in, from the packages of the system where this user may install them.
+/// Chromium, which tests open the report page and the guide in, from the packages of the system where this user may install them.
 pub fn browser() -> Result<()> {
     if has_program("chromium") {
         return Ok(());

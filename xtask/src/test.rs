@@ -79,7 +79,7 @@ impl Downloads {
         let root = root.to_path_buf();
         Self {
             nvrtc: Download::start("NVRTC", move || hardware::nvrtc(&root)),
-            browser: Download::start("a browser for the test of the report page", fetch::browser),
+            browser: Download::start("a browser for the tests of the report and the guide", fetch::browser),
         }
     }
 }

@@ -4,6 +4,8 @@
 //! 110 crates that take a minute to build, which is half of what the guide may cost in CI.
 
 mod book;
+#[cfg(test)]
+mod browser;
 mod commands;
 mod html;
 mod links;
