@@ -151,6 +151,9 @@ fn pytest(root: &Path, python: &Path, options: &[String], log: &Log) -> Result<(
     let config = root.join("python").join("pyproject.toml");
     let mut pytest = Command::new(python);
     pytest.args(["-m", "pytest", "-p", "no:cacheprovider", "-c"]).arg(config).arg("--rootdir").arg(&tests);
+    // Tests start some dozen processes that import PyTorch and transformers. Where Python may not keep what it compiled, each compiles all of
+    // their modules again, which takes as long as all else of an import.
+    pytest.env_remove("PYTHONDONTWRITEBYTECODE").env("PYTHONPYCACHEPREFIX", root.join("target").join("pycache"));
     log.run(pytest.args(options).arg(&tests).current_dir(root.join("target")), "pytest")
 }
 

@@ -65,25 +65,23 @@ fn spills(compiler: &Compiler, kernel: &Kernel, target: &CudaTarget) -> Vec<u32>
 #[test]
 fn every_rung_compiles_and_none_spills() {
     let Some(compiler) = compiler() else { return };
-    for (name, cols) in [("add_act", 1024), ("norm_act", 768), ("norm_act", 4096), ("softmax", 768)] {
+    // Types and architectures take turns.
+    let turns = [[Arch::Sm80, Arch::Sm90a], [Arch::Sm90a, Arch::Sm75], [Arch::Sm75, Arch::Sm80]].into_iter().cycle();
+    for ((name, cols), archs) in
+        [("add_act", 1024), ("norm_act", 768), ("norm_act", 4096), ("softmax", 768)].into_iter().zip(turns)
+    {
         let ladder = Ladder::of(name).unwrap();
-        for dtype in [Dtype::F32, Dtype::Bf16] {
-            for arch in [Arch::Sm75, Arch::Sm80, Arch::Sm90a] {
-                let target = CudaTarget::new(arch, 132);
-                let generated = generated(name, 1000, cols, dtype, &target);
-                for rung in ladder.rungs() {
-                    let kernel = generated.rung(rung, &target).unwrap();
-                    let spills = spills(&compiler, &kernel, &target);
-                    // The whole row of 4096 columns does not fit a warp's registers: that is what the rung shows.
-                    let fits = cols < 4096 || rung.name != "l5_row_in_registers";
-                    assert!(
-                        !fits || spills.iter().all(|&spills| spills == 0),
-                        "{} {dtype} {arch}: {spills:?}",
-                        rung.name
-                    );
-                    for grid in &kernel.launch.grids().expect("grids").list {
-                        assert!(grid.blocks[0] as usize * grid.threads as usize >= 1000, "{}: {grid:?}", rung.name);
-                    }
+        for (dtype, arch) in [Dtype::F32, Dtype::Bf16].into_iter().zip(archs) {
+            let target = CudaTarget::new(arch, 132);
+            let generated = generated(name, 1000, cols, dtype, &target);
+            for rung in ladder.rungs() {
+                let kernel = generated.rung(rung, &target).unwrap();
+                let spills = spills(&compiler, &kernel, &target);
+                // The whole row of 4096 columns does not fit a warp's registers: that is what the rung shows.
+                let fits = cols < 4096 || rung.name != "l5_row_in_registers";
+                assert!(!fits || spills.iter().all(|&spills| spills == 0), "{} {dtype} {arch}: {spills:?}", rung.name);
+                for grid in &kernel.launch.grids().expect("grids").list {
+                    assert!(grid.blocks[0] as usize * grid.threads as usize >= 1000, "{}: {grid:?}", rung.name);
                 }
             }
         }
@@ -278,8 +276,9 @@ fn every_rung_of_a_matmul_compiles_and_none_spills() {
             let kernels: Vec<_> = rungs.map(|rung| (rung.name, rung.kernel(&draft, &target).unwrap())).collect();
             assert_eq!(kernels.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names(count), "{arch}");
             for (name, kernel) in kernels {
-                // Those that are written here have one text for all sizes that are aligned.
-                if m != 1024 || matches!(name, "l6_warpgroups" | "l7_persistent") {
+                // Those that are written here have one text for all sizes that are aligned. Where they are not, two architectures stand for all.
+                let stands_for_all = matches!(arch, Arch::Sm75 | Arch::Sm90a);
+                if name > "l6" || m == 8192 || m == 129 && stands_for_all {
                     let spills = spills(&compiler, &kernel, &target);
                     assert!(spills.iter().all(|&spills| spills == 0), "{name} {m} {arch}: {spills:?}");
                 }

@@ -126,7 +126,7 @@ fn rows_of_experts() {
         ("mma_f32", f32, [150, 70, 100, 3, 3], large, 1, uneven),
         ("mma_column", f32, [51, 1, 127, 5, 3], small, 1, evenly),
         ("mma_nothing", f32, [40, 7, 0, 2, 2], small, 1, evenly),
-        ("mma_bytes", bytes, [200, 71, 67, 5, 1], large, 2, uneven),
+        ("mma_bytes", bytes, [200, 71, 67, 5, 1], small, 2, uneven),
     ] {
         let (source, launch) = Case { sizes, dtype, spread }.launched(cut, processors);
         let name = format!("experts_{name}");

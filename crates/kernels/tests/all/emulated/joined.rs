@@ -16,23 +16,24 @@ use super::compiler;
 /// Elements of the tensors: less than a vector, a block that is not full, several blocks.
 const LENGTHS: [usize; 3] = [5, 6001, 4096];
 
-/// Steps of weights with a moment; the last ones have another dtype.
-fn updates(lengths: &[usize]) -> Graph {
+/// Steps of weights with a moment, of which the last ones have another dtype.
+fn updates(lengths: &[usize], narrow: &[usize]) -> Graph {
     let mut text = String::from("graph updates\nrate = input f32[]\nkeep = input f32[]\n");
-    for (at, length) in lengths.iter().enumerate() {
-        let dtype = if at < LENGTHS.len() { "f32" } else { "bf16" };
+    let all = [lengths, narrow].concat();
+    for (at, length) in all.iter().enumerate() {
+        let dtype = if at < lengths.len() { "f32" } else { "bf16" };
         writeln!(text, "w{at} = input {dtype}[{length}]\ng{at} = input {dtype}[{length}]\nm{at} = input f32[{length}]")
             .unwrap();
     }
-    for at in 0..lengths.len() {
-        let cast = |name: &str| if at < LENGTHS.len() { format!("{name}{at}") } else { format!("{name}{at}.f32") };
-        let casts = match at < LENGTHS.len() {
+    for at in 0..all.len() {
+        let cast = |name: &str| if at < lengths.len() { format!("{name}{at}") } else { format!("{name}{at}.f32") };
+        let casts = match at < lengths.len() {
             true => String::new(),
             false => format!("w{at}.f32 = cast w{at} f32\ng{at}.f32 = cast g{at} f32\n"),
         };
         let (w, g) = (cast("w"), cast("g"));
         write!(text, "step {{\n{casts}k{at} = mul m{at} keep\nn{at} = add k{at} {g}\nc{at} = mul n{at} rate\ny{at} = sub {w} c{at}\n").unwrap();
-        match at < LENGTHS.len() {
+        match at < lengths.len() {
             true => writeln!(text, "}}\nout y{at} n{at}").unwrap(),
             false => writeln!(text, "z{at} = cast y{at} bf16\n}}\nout z{at} n{at}").unwrap(),
         }
@@ -85,7 +86,7 @@ fn ran(toolchain: &Toolchain, name: &str, graph: &Graph, kernels: &[Kernel]) -> 
 #[test]
 fn a_joined_kernel_gives_the_bits_of_a_kernel_each() {
     let Some(toolchain) = compiler() else { return };
-    let graph = updates(&[&LENGTHS[..], &[127, 1500]].concat());
+    let graph = updates(&LENGTHS, &[127, 1500]);
     for in_place in [false, true] {
         let (apart, joined) = (kernels(&graph, in_place, false), kernels(&graph, in_place, true));
         assert_eq!((apart.len(), joined.len()), (5, 2), "one of each dtype");
@@ -126,7 +127,7 @@ fn parameters_have_at_most_four_kibibytes() {
 /// Neighbours that need each other are not joined.
 #[test]
 fn dependent_groups_are_kernels_of_their_own() {
-    let graph = updates(&LENGTHS);
+    let graph = updates(&[5, 127, 4096, 2, 6001, 1500], &[]);
     let (machine, arch) = (Machine::profile("h200").unwrap(), Arch::Sm90a);
     let plan =
         plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(arch) }, Strategy::Fused, &[]).unwrap();
