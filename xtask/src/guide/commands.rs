@@ -10,6 +10,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -20,6 +22,9 @@ use crate::hardware;
 
 /// What the commands of the book should take together at most. Slow machines take longer, which is no mistake of the book.
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// Pages whose commands run at a time: most commands keep one core busy.
+const AT_ONCE: usize = 2;
 
 /// What a block does.
 #[derive(Debug, PartialEq)]
@@ -129,6 +134,14 @@ struct Tally {
     failures: Vec<String>,
 }
 
+impl Tally {
+    fn add(&mut self, other: Tally) {
+        self.commands += other.commands;
+        self.skipped += other.skipped;
+        self.failures.extend(other.failures);
+    }
+}
+
 impl Runner {
     /// `program` is found as its own name; commands leave nothing outside of `folder`.
     pub fn new(folder: PathBuf, program: &Path, nvrtc: Option<PathBuf>) -> Result<Runner> {
@@ -142,12 +155,24 @@ impl Runner {
 
     pub fn run(&self, book: &Book) -> Result<()> {
         let start = Instant::now();
+        let next = Mutex::new(book.pages.iter());
+        let work = || {
+            let mut tally = Tally::default();
+            loop {
+                // The lock ends with the statement: pages run beside each other.
+                let page = next.lock().expect("no thread panics while it takes a page").next();
+                let Some(page) = page else { return Ok(tally) };
+                let begun = Instant::now();
+                self.run_page(page, &mut tally)?;
+                println!("guide: {} took {:.1} s", page.file, begun.elapsed().as_secs_f64());
+            }
+        };
+        let tallies: Vec<Result<Tally>> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a thread of the guide panicked")).collect()
+        });
         let mut tally = Tally::default();
-        for page in &book.pages {
-            let begun = Instant::now();
-            self.run_page(page, &mut tally)?;
-            println!("guide: {} took {:.1} s", page.file, begun.elapsed().as_secs_f64());
-        }
+        tallies.into_iter().try_for_each(|other| other.map(|other| tally.add(other)))?;
         let taken = start.elapsed();
         println!("guide: {} commands in {:.0} s", tally.commands, taken.as_secs_f64());
         if tally.skipped > 0 {
@@ -206,9 +231,8 @@ impl Runner {
     fn failure(&self, folder: &Path, step: &Step, exit: i32, compare: Compare) -> Result<Option<String>> {
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(format!("exec 2>&1\n{}", step.command)).current_dir(folder).env("PATH", &self.path);
-        for (name, place) in [("XDG_CACHE_HOME", "cache"), ("XDG_CONFIG_HOME", "config")] {
-            shell.env(name, self.folder.join(place));
-        }
+        // Compiled kernels are shared. What a page learns about the machine, or forgets, is its own.
+        shell.env("XDG_CACHE_HOME", self.folder.join("cache")).env("XDG_CONFIG_HOME", folder.join(".config"));
         shell.envs(self.nvrtc.iter().map(|environment| ("VIRTUAL_ENV", environment)));
         let ended = shell.output().context("sh could not be started")?;
         let printed = String::from_utf8_lossy(&ended.stdout);
