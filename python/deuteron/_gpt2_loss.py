@@ -75,15 +75,16 @@ def _refusal(model: Any, bound: Dict[str, Any], others: Dict[str, Any]) -> Optio
     if others.get("return_dict") is False or model.config.return_dict is False:
         return "a tuple is requested"
     weight = model.lm_head.weight
-    if torch.is_autocast_enabled(weight.device.type):
-        return "a loss under autocast"
     if type(weight) not in (nn.Parameter, torch.Tensor) or weight.device.type not in ("cpu", "cuda"):
         return f"a head of class {type(weight).__name__} on {weight.device.type}"
     return _unfit_head(model)
 
 
 def _loss(model: Any, hidden: torch.Tensor, labels: torch.Tensor, others: Dict[str, Any]) -> torch.Tensor:
-    """As `ForCausalLMLoss`: labels are shifted, and the sum is over the number of items where that is given."""
+    """As `ForCausalLMLoss`: labels are shifted, and the sum is over the number of items where that is given.
+
+    Under autocast the matmul takes its operands in autocast's dtype, as that of the head does, and the loss is f32. Logits are not rounded.
+    """
     ignored, count = others.get("ignore_index", IGNORED), others.get("num_items_in_batch")
     shifted = others.get("shift_labels")
     if shifted is None:
@@ -91,7 +92,8 @@ def _loss(model: Any, hidden: torch.Tensor, labels: torch.Tensor, others: Dict[s
     shifted = shifted.reshape(-1).to(hidden.device)
     rows = hidden.reshape(-1, hidden.shape[-1])
     reduction: Any = "mean" if count is None else "sum"
-    loss: torch.Tensor = functions.linear_cross_entropy(rows, model.lm_head.weight, shifted, reduction, ignored)
+    # In f32 for a model in f64 too.
+    loss: torch.Tensor = functions.linear_cross_entropy(rows, model.lm_head.weight, shifted, reduction, ignored).float()
     if count is None:
         return loss
     return loss / (count.to(loss.device) if isinstance(count, torch.Tensor) else count)

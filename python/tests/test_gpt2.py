@@ -728,14 +728,50 @@ def test_a_loss_without_logits(dtype: Any, words: Dict[str, Any]) -> None:
     assert model.train()(ids, labels=labels).logits is not None
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@on_devices
+def test_a_loss_without_logits_under_autocast(device: str, dtype: Any) -> None:
+    """The loss is scaled as `GradScaler` does, or gradients of f16 would vanish; backward is outside of autocast, as usual."""
+    model, ids = tiny().to(device).train(), tokens(2, 9).to(device)
+    labels = ids.clone()
+    labels[0, 2:5] = -100
+
+    def trained(model: Any, autocast: bool = True) -> Any:
+        model.zero_grad()
+        with torch.autocast(device, dtype, enabled=autocast):
+            out = model(input_ids=ids, labels=labels)
+        (out.loss * 1024).backward()
+        return out, {name: p.grad.detach().clone() / 1024 for name, p in model.named_parameters()}
+
+    exact, expected = trained(copy.deepcopy(model).double(), autocast=False)
+    torchs, theirs = trained(model)
+    with deuteron.patched(model, strict=True, skip_logits=True) as report:
+        ours, mine = trained(model)
+    assert report.fallbacks == {} and ours.logits is None and torchs.logits is not None
+    check_error("loss", ours.loss.detach(), torchs.loss.detach(), exact.loss.detach(), 2, dtype)
+    for name, gradient in mine.items():
+        check_error(f"gradient of {name}", gradient, theirs[name], expected[name], 3, dtype)
+
+
+def test_a_loss_without_logits_under_autocast_in_double_precision() -> None:
+    """Autocast leaves f64 alone."""
+    model, ids = tiny(n_layer=1).double().train(), tokens(1, 5)
+    expected = results(model, input_ids=ids, labels=ids)
+    with deuteron.patched(model, strict=True, skip_logits=True) as report, torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(input_ids=ids, labels=ids)
+        out.loss.backward()
+    assert report.fallbacks == {} and out.logits is None
+    # The loss of transformers is in f32, and so are the gradients of its logits.
+    torch.testing.assert_close(out.loss.detach(), expected[1], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(model.lm_head.weight.grad, expected[2]["transformer.wte.weight"], rtol=1e-5, atol=1e-6)
+
+
 def test_a_loss_that_needs_logits_falls_back() -> None:
     model, ids = tiny(n_layer=1).train(), tokens(2, 9)
     with deuteron.patched(model, skip_logits=True) as report:
         assert model(ids, labels=ids[:, -3:], logits_to_keep=3).logits is not None
         assert len(model(ids, labels=ids, return_dict=False)) > 1
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert model(ids, labels=ids).logits is not None
-    assert report.fallbacks == {"the keyword logits_to_keep": 1, "a tuple is requested": 1, "a loss under autocast": 1}
+    assert report.fallbacks == {"the keyword logits_to_keep": 1, "a tuple is requested": 1}
     model.loss_function = lambda *words, **named: torch.zeros(())
     assert deuteron.patch(model, skip_logits=True).left == [
         ("GPT2LMHeadModel", "its loss is not that of causal language models")
