@@ -201,6 +201,42 @@ def test_schedulers_change_numbers_and_not_programs() -> None:
     assert len(updater._programs) == 1
 
 
+# Of both groups in each step, and their weight decay.
+SCHEDULES = {
+    "warm-up from 0": ([(0.0, 0.0), (1e-3, 1e-3), (2e-3, 2e-3)], (0.2, 0.0)),
+    "rates that cross": ([(1e-3, 2e-3), (2e-3, 2e-3), (3e-3, 2e-3)], (0.2, 0.2)),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_groups_whose_numbers_are_equal_for_a_while_compile_nothing_anew(name: str) -> None:
+    (schedule, decays), runs = SCHEDULES[name], []
+    for make in (torch.optim.AdamW, optim.AdamW):
+        parameters = weights(shapes=[(33, 5), (7,)])
+        each = zip(parameters, schedule[0], decays)
+        optimizer = make([{"params": [one], "lr": rate, "weight_decay": decay} for one, rate, decay in each])
+        for step, rates in enumerate(schedule):
+            for group, rate in zip(optimizer.param_groups, rates):
+                group["lr"] = rate
+            set_gradients(parameters, step)
+            optimizer.step()
+        runs.append(parameters)
+    for a, b in zip(*runs):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    [updater] = optimizer._updaters.values()
+    assert len(updater._programs) == 1
+
+
+def test_groups_of_equal_settings_share_their_numbers() -> None:
+    parameters = weights(shapes=[(5,)] * 4)
+    optimizer = optim.AdamW([{"params": [one]} for one in parameters], lr=1e-2)
+    set_gradients(parameters, 0)
+    optimizer.step()
+    [updater] = optimizer._updaters.values()
+    [types] = updater._programs
+    assert len(types) == 1 and len(types[0]) == 4
+
+
 def test_a_rate_may_be_a_tensor() -> None:
     runs = []
     for make in (torch.optim.AdamW, optim.AdamW):

@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise ImportError("deuteron.optim needs torch: pip install torch") from error
 
-from ._update import DTYPES, Batches, Let, Rule, Update, Updater
+from ._update import DTYPES, Batch, Let, Rule, Update, Updater
 
 __all__ = ["AdamW", "Lion", "SGD"]
 
@@ -92,11 +92,10 @@ class _Fused(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     gradients[id(parameter)] = gradient = _gradient(type(self).__name__, parameter)
                     _check(type(self).__name__, _local(parameter), gradient)
-        rules: Dict[Rule, Batches] = {}
-        for group in self.param_groups:
+        rules: Dict[Rule, Dict[Tuple[int, int], Batch]] = {}
+        for group, kind in zip(self.param_groups, self._kinds()):
             signed = -scale if group["maximize"] else scale
             batches = rules.setdefault(self._rule(group), {})
-            numbers: Dict[int, Tuple[float, ...]] = {}
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -104,15 +103,27 @@ class _Fused(torch.optim.Optimizer):
                 weight = _local(parameter)
                 if weight.numel() == 0:
                     continue
-                if step not in numbers:
-                    numbers[step] = self._numbers(group, step, signed)
+                if (kind, step) not in batches:
+                    batches[kind, step] = Batch(self._numbers(group, step, signed), [])
                 update = Update(weight, gradients[id(parameter)], tuple([_local(state) for state in states]))
-                batches.setdefault(numbers[step], []).append(update)
+                batches[kind, step].updates.append(update)
         updaters: Dict[Rule, Updater] = self.__dict__.setdefault("_updaters", {})
         for rule, batches in rules.items():
             if rule not in updaters:
                 updaters[rule] = Updater(rule)
-            updaters[rule].run(batches)
+            updaters[rule].run(list(batches.values()))
+
+    def _kinds(self) -> List[int]:
+        """A number for each group; groups of equal numbers share those of their rule. Groups whose settings once differed never do again, so that
+        a schedule that makes them equal for a while compiles nothing."""
+        before: List[int] = self.__dict__.get("_kinds_before", [])
+        numbers: Dict[Tuple[Any, ...], int] = {}
+        kinds = []
+        for at, group in enumerate(self.param_groups):
+            settings = tuple([_plain(group.get(name)) for name in (*self.defaults, "initial_lr")])
+            kinds.append(numbers.setdefault((before[at] if at < len(before) else -1, *settings), len(numbers)))
+        self.__dict__["_kinds_before"] = kinds
+        return kinds
 
     def _refuse(self, group: Group) -> None:
         for word, advice in _REFUSED.items():
@@ -130,6 +141,13 @@ class _Fused(torch.optim.Optimizer):
     def _states(self, group: Group, parameter: Tensor) -> Tuple[int, Tuple[Tensor, ...]]:
         """Which step this is of a parameter, and its states."""
         raise NotImplementedError
+
+
+def _plain(setting: Any) -> Any:
+    """A setting as it can be compared: numbers in place of tensors of one element."""
+    if isinstance(setting, (list, tuple)):
+        return tuple([_plain(one) for one in setting])
+    return float(setting) if isinstance(setting, Tensor) else setting
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Updates of weights in place: one program over all parameters of a device, whatever group they are in.
 
 An optimiser is a rule: elementwise arithmetic in f32 on a weight, its gradient and its states. Numbers that may change from step to
-step are operands, so that a program depends on dtypes and shapes only; parameters with equal numbers share them.
+step are operands, so that a program depends on dtypes, shapes and batches only; the parameters of a batch share their numbers.
 
 | tensor | dtype | what happens |
 |---|---|---|
@@ -69,13 +69,17 @@ class Update(NamedTuple):
     states: Tuple[Tensor, ...]
 
 
-# Numbers, and the updates that use them.
-Batches = Dict[Tuple[float, ...], List[Update]]
+class Batch(NamedTuple):
+    """Numbers, and the updates that use them."""
+
+    numbers: Tuple[float, ...]
+    updates: List[Update]
+
 
 # Dtypes and shape of the tensors of an update.
 _Type = Tuple[Tuple[str, ...], Tuple[int, ...]]
 
-# For each set of numbers, those of its updates.
+# For each batch, those of its updates.
 _Types = Tuple[Tuple[_Type, ...], ...]
 
 
@@ -87,43 +91,49 @@ class Updater:
         self._programs: Dict[_Types, Program] = {}
         self._sets = 0
 
-    def run(self, batches: Batches) -> None:
+    def run(self, batches: Sequence[Batch]) -> None:
         """Updates all parameters, those of one device at once."""
-        devices: Dict[torch.device, Batches] = {}
-        for numbers, updates in batches.items():
+        devices: Dict[torch.device, List[Batch]] = {}
+        for numbers, updates in batches:
+            apart: Dict[torch.device, List[Update]] = {}
             for update in updates:
-                devices.setdefault(update.weight.device, {}).setdefault(numbers, []).append(update)
-        for device, own in devices.items():
-            self._run(device, own)
+                apart.setdefault(update.weight.device, []).append(update)
+            for device, own in apart.items():
+                devices.setdefault(device, []).append(Batch(numbers, own))
+        for device, own_batches in devices.items():
+            self._run(device, own_batches)
 
-    def _run(self, device: torch.device, batches: Batches) -> None:
-        ready: Batches = {}
+    def _run(self, device: torch.device, batches: Sequence[Batch]) -> None:
+        ready: List[Batch] = []
         copied: List[Tuple[Tuple[float, ...], Update]] = []
-        for numbers, updates in batches.items():
+        for numbers, updates in batches:
+            own: List[Update] = []
             for update in updates:
                 flat = _in_place(update)
                 if flat is None:
                     copied.append((numbers, update))
                 else:
-                    ready.setdefault(numbers, []).append(flat)
-        types = tuple([tuple([_type(one) for one in updates]) for updates in ready.values()])
+                    own.append(flat)
+            if own:
+                ready.append(Batch(numbers, own))
+        types = tuple([tuple([_type(one) for one in updates]) for _, updates in ready])
         if ready and (types in self._programs or self._sets < _MOST_SETS):
             self._sets += types not in self._programs
             self._call(device, ready, types)
         else:
-            for numbers, updates in ready.items():
+            for numbers, updates in ready:
                 for update in updates:
                     self._call_alone(device, numbers, update)
         # One after the other: parameters whose strides interleave may share elements, and each update must see the one before.
         for numbers, update in copied:
             self._call_copied(device, numbers, update)
         # Torch before 2.5 takes one tensor.
-        for updates in batches.values():
+        for _, updates in batches:
             for one in updates:
                 torch.autograd.graph.increment_version(one.weight)
 
     def _call_alone(self, device: torch.device, numbers: Tuple[float, ...], update: Update) -> None:
-        self._call(device, {numbers: [update]}, ((_type(update),),))
+        self._call(device, [Batch(numbers, [update])], ((_type(update),),))
 
     def _call_copied(self, device: torch.device, numbers: Tuple[float, ...], update: Update) -> None:
         tensors = [update.weight, update.gradient, *update.states]
@@ -132,11 +142,9 @@ class Updater:
         for tensor, copy in [(tensors[0], flat[0]), *zip(tensors[2:], flat[2:])]:
             tensor.copy_(copy.view(tensor.shape))
 
-    def _call(self, device: torch.device, batches: Batches, types: _Types) -> None:
-        # Kernels read a number in place where a vector may start: one in each four.
-        rows = [[number, 0.0, 0.0, 0.0] for numbers in batches for number in numbers]
-        operands = list(torch.tensor(rows, dtype=torch.float32, device=device)[:, 0].unbind())
-        for updates in batches.values():
+    def _call(self, device: torch.device, batches: Sequence[Batch], types: _Types) -> None:
+        operands = on_device([number for numbers, _ in batches for number in numbers], device)
+        for _, updates in batches:
             for update in updates:
                 operands += [update.weight, update.gradient, *update.states]
         program = self._programs.get(types)
@@ -144,6 +152,12 @@ class Updater:
             text, new = _text(self.rule, types)
             program = self._programs[types] = Program(text, (), new)
         program.forward(operands)
+
+
+def on_device(numbers: Sequence[float], device: torch.device) -> List[Tensor]:
+    """Numbers as operands, by one copy. Kernels read a number in place where a vector may start: one in each four."""
+    rows = [[number, 0.0, 0.0, 0.0] for number in numbers]
+    return list(torch.tensor(rows, dtype=torch.float32, device=device)[:, 0].unbind())
 
 
 def _text(rule: Rule, types: _Types) -> Tuple[str, List[Tuple[str, str]]]:
@@ -180,20 +194,20 @@ def _type(update: Update) -> _Type:
 def _in_place(update: Update) -> Optional[Update]:
     """The update on memory that kernels take, or None where it takes copies."""
     tensors = [update.weight, update.gradient, *update.states]
-    if all([_is_plain(tensor) for tensor in tensors]):
+    if all([is_plain(tensor) for tensor in tensors]):
         return update
-    flat = _flat(tensors)
-    if flat is None or not all([_is_plain(tensor) for tensor in flat]):
+    flat = flattened(tensors)
+    if flat is None or not all([is_plain(tensor) for tensor in flat]):
         return None
     return Update(flat[0], flat[1], tuple(flat[2:]))
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     is_aligned = not tensor.is_cuda or tensor.data_ptr() % _VECTOR == 0
     return tensor.is_contiguous() and tensor.dim() <= _MOST_AXES and is_aligned
 
 
-def _flat(tensors: Sequence[Tensor]) -> Optional[List[Tensor]]:
+def flattened(tensors: Sequence[Tensor]) -> Optional[List[Tensor]]:
     """The tensors as one axis each, if they are dense and lie alike."""
     strides = tensors[0].stride()
     if any([tensor.stride() != strides for tensor in tensors]):
