@@ -1,4 +1,4 @@
-"""Optimisers of PyTorch whose step is one program over all parameters.
+"""Optimisers of PyTorch whose step is one program over all parameters, and clipping of their gradients, which is another one.
 
 `AdamW` and `SGD` subclass the optimisers of `torch.optim` that they replace: the same arguments, parameter groups, hooks and state dict. Moments,
 corrections, weight decay and the new weight of every parameter are computed in f32 in one pass over its memory, and written in place.
@@ -7,13 +7,14 @@ and change nothing.
 
 Works with schedulers, closures, `torch.amp.GradScaler` (gradients are unscaled by the update itself), gradient accumulation, DDP, FSDP, accelerate and the
 trainer of transformers. `capturable`, `differentiable`, `amsgrad`, sparse and complex gradients are refused.
+`clip_grad_norm_` replaces `torch.nn.utils.clip_grad_norm_`.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 try:
     import torch
@@ -21,9 +22,10 @@ try:
 except ImportError as error:
     raise ImportError("deuteron.optim needs torch: pip install torch") from error
 
+from ._clip import clip
 from ._update import DTYPES, Batch, Let, Rule, Update, Updater
 
-__all__ = ["AdamW", "Lion", "SGD"]
+__all__ = ["AdamW", "Lion", "SGD", "clip_grad_norm_"]
 
 # Words of torch's optimisers that no kernel of ours does.
 _REFUSED = {
@@ -383,3 +385,33 @@ class Lion(_Fused):
         if len(state) == 0:
             state["exp_avg"] = _zeros(parameter)
         return 1, (state["exp_avg"],)
+
+
+def clip_grad_norm_(
+    parameters: Union[Tensor, Iterable[Tensor]],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: Optional[bool] = None,
+) -> Tensor:
+    """Scales the gradients of all parameters in place so that their norm is at most `max_norm`, in place of
+    `torch.nn.utils.clip_grad_norm_`. Gives the norm before that, that of all elements as one vector.
+
+    Each gradient is multiplied by `min(1, max_norm / (norm + 1e-6))`.
+
+    - `parameters`: a parameter or several; those without a gradient are left alone. Gradients are float32, bfloat16 or float16 in any mixture, on
+      a CPU or a GPU. The norm has the dtype that torch promotes theirs to; without a gradient it is 0.
+    - `norm_type`: the order of the norm, above 0; `inf` is the largest magnitude.
+    - `error_if_nonfinite`: a norm that is infinite or NaN is a `RuntimeError`, and no gradient is changed. Otherwise gradients become 0 or NaN
+      then, as in torch.
+    - `foreach` changes nothing.
+
+    >>> import torch, deuteron
+    >>> w = torch.zeros(2, requires_grad=True)
+    >>> (w * torch.tensor([3.0, 4.0])).sum().backward()
+    >>> deuteron.optim.clip_grad_norm_([w], max_norm=1.0)
+    tensor(5.)
+    >>> w.grad
+    tensor([0.6000, 0.8000])
+    """
+    return clip(parameters, max_norm, norm_type, bool(error_if_nonfinite))
