@@ -128,15 +128,16 @@ impl<'a> Translator<'a, '_> {
         let axis = others.len();
         let leading: Vec<usize> = others.iter().map(|&axis| shape[axis]).collect();
         let with = |sizes: &[usize]| [&leading[..], sizes].concat();
-        let flat = self.ir.reshape(square, with(&[size * size]))?;
+        let all = size.saturating_mul(size);
+        let flat = self.ir.reshape(square, with(&[all]))?;
         if size <= 1 {
             return Ok(flat);
         }
-        let before = self.ir.push(Kind::Slice { axis, start: 0, length: size * size - 1 }, &[flat])?;
+        let before = self.ir.push(Kind::Slice { axis, start: 0, length: all - 1 }, &[flat])?;
         let rows = self.ir.reshape(before, with(&[size - 1, size + 1]))?;
         let column = self.ir.push(Kind::Slice { axis: axis + 1, start: 0, length: 1 }, &[rows])?;
         let column = self.ir.reshape(column, with(&[size - 1]))?;
-        let last = self.ir.push(Kind::Slice { axis, start: size * size - 1, length: 1 }, &[flat])?;
+        let last = self.ir.push(Kind::Slice { axis, start: all - 1, length: 1 }, &[flat])?;
         Ok(self.ir.push(Kind::Concat { axis }, &[column, last])?)
     }
 
@@ -164,7 +165,8 @@ impl<'a> Translator<'a, '_> {
         let summed: Vec<Label> = pick(a, &|label| in_b(label) && !later(label));
         let rows: Vec<Label> = pick(a, &|label| !in_b(label));
         let cols: Vec<Label> = pick(b, &|label| !in_a(label));
-        let size = |labels: &[Label]| labels.iter().map(|label| sizes[label]).product::<usize>();
+        let size =
+            |labels: &[Label]| labels.iter().fold(1, |product: usize, label| product.saturating_mul(sizes[label]));
         let mut matrices = |term: &Term, labels: [&[Label]; 3]| -> Result<Id, Problem> {
             let ordered = self.ir.push(Kind::Transpose(order(&term.labels, &labels.concat())), &[term.id])?;
             Ok(self.ir.reshape(ordered, labels.iter().map(|labels| size(labels)).collect())?)

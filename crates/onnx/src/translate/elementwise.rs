@@ -89,6 +89,7 @@ impl<'a> Translator<'a, '_> {
             | "ArgMin"
             | "Hardmax"
             | "CumSum"
+            | "CumProd"
             | "LpNormalization"
             | "MeanVarianceNormalization" => self.reduction(call),
             "Shape" | "Size" | "Constant" | "ConstantOfShape" | "Range" | "Trilu" | "EyeLike" | "NonZero"
@@ -106,6 +107,7 @@ impl<'a> Translator<'a, '_> {
             "Resize" | "Upsample" => self.resize(call),
             "RNN" | "GRU" | "LSTM" => self.recurrent(call),
             "Loop" | "Scan" => self.unroll(call),
+            "CausalConvWithState" | "LinearAttention" | "TensorScatter" => self.sequence(call),
             "DynamicQuantizeLSTM" => self.quantized_lstm(call),
             "DFT" | "STFT" => self.fourier(call),
             "NegativeLogLikelihoodLoss" | "SoftmaxCrossEntropyLoss" => self.loss(call),

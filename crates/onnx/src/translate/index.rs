@@ -269,7 +269,7 @@ impl<'a> Translator<'a, '_> {
     }
 
     /// Data with updates at known places. Several updates of one place take turns.
-    fn combined(&mut self, data: Id, updates: Id, places: &[usize], reduction: &str) -> Result<Id, Problem> {
+    pub(super) fn combined(&mut self, data: Id, updates: Id, places: &[usize], reduction: &str) -> Result<Id, Problem> {
         let shape = self.ir.shape(data).clone();
         let (count, element) = (shape.elements(), self.ir.element(data));
         let flat = self.ir.reshape(data, vec![count])?;

@@ -21,6 +21,7 @@ mod recurrent;
 mod reduce;
 mod resize;
 mod scope;
+mod sequence;
 mod sizes;
 mod unroll;
 mod view;

@@ -23,6 +23,7 @@ impl<'a> Translator<'a, '_> {
             "ArgMin" => Ok(vec![self.arg_max(call, true)?]),
             "Hardmax" => Ok(vec![self.hardmax(call)?]),
             "CumSum" => Ok(vec![self.running_sum(call)?]),
+            "CumProd" => Ok(vec![self.running_product(call)?]),
             "LpNormalization" => Ok(vec![self.unit_norm(call)?]),
             "MeanVarianceNormalization" => Ok(vec![self.standardised(call)?]),
             _ => self.reduced_function(call),
@@ -217,6 +218,37 @@ impl<'a> Translator<'a, '_> {
             }
         }
         Ok(self.ir.known(Constant::dense(shape, sums, false), element))
+    }
+
+    /// Running products of few factors, one after the other.
+    fn running_product(&mut self, call: &Call) -> Result<Id, Problem> {
+        let x = call.input(0)?;
+        let axis = self.integers(call.input(1)?, "axis")?;
+        let (exclusive, reverse) = (call.int("exclusive", 0) != 0, call.int("reverse", 0) != 0);
+        let &[axis] = &axis[..] else {
+            return Err(Problem::Refused(format!("one axis expected, got {}", axis.len())));
+        };
+        let axis = axis_of(axis, self.ir.shape(x).rank())?;
+        let size = self.ir.shape(x)[axis];
+        if size > MOST_FACTORS {
+            return Err(Problem::Opaque(format!("a product of {size} factors is not a primitive")));
+        }
+        if size == 0 {
+            return Ok(x);
+        }
+        let mut product = self.ir.number(1.0, x);
+        let mut products = vec![product; size];
+        for step in 0..size {
+            let start = if reverse { size - 1 - step } else { step };
+            let factor = self.ir.push(Kind::Slice { axis, start, length: 1 }, &[x])?;
+            let before = product;
+            product = self.ir.binary(BinaryOp::Mul, product, factor)?;
+            products[start] = match exclusive {
+                true => self.ir.broadcast(before, &self.ir.shape(factor).clone())?,
+                false => product,
+            };
+        }
+        Ok(self.ir.push(Kind::Concat { axis }, &products)?)
     }
 
     fn unit_norm(&mut self, call: &Call) -> Result<Id, Problem> {

@@ -401,7 +401,7 @@ impl<'a> Translator<'a, '_> {
             to,
         };
         let channels = from[1] / offsets;
-        let split = self.ir.reshape(x, vec![from[0], channels, offsets * from[2]])?;
+        let split = self.ir.reshape(x, vec![from[0], channels, offsets.saturating_mul(from[2])])?;
         if !self.fits(split, &window) {
             let shape = Shape::new([&[from[0], channels], &window.to[..]].concat());
             let Some(elements) = shape.checked_elements() else {

@@ -349,3 +349,90 @@ fn sums_of_bytes_with_zero_points_of_rows_and_columns() {
         "MatMulInteger at `s`: a zero point, or one per index of axis 0 of [2,2], expected, got [1,1,2,2]"
     );
 }
+
+/// Sizes whose product no number holds, behind an axis of size 0.
+#[test]
+fn empty_operands_of_great_sizes() {
+    let great = 1_usize << 40;
+    for (equation, shape) in [("eij,eij->e", vec![0, great, great]), ("eii->e", vec![0, great, great])] {
+        let shapes = vec![&shape[..]; equation.matches(',').count() + 1];
+        // What comes of it does not matter.
+        let _ = import(&einsum(equation, &shapes).finish(), &Options::default());
+    }
+    let writer = Writer::default().input("x", &[0, great, great]).input("w", &[great, 1, 4]);
+    let _ = import(&writer.node("CausalConvWithState", &["x", "w"], "y").output("y").finish(), &Options::default());
+    let writer = Writer::default().input("x", &[great, great, 0]).input("w", &[great, 1, 4]);
+    let _ = import(&writer.node("CausalConvWithState", &["x", "w"], "y").output("y").finish(), &Options::default());
+    let writer = Writer::default().input("x", &[0, great, great]).ints("image", &[3, 3]).ints("block", &[1, 4]);
+    let _ = import(&writer.node("Col2Im", &["x", "image", "block"], "y").output("y").finish(), &Options::default());
+    let qkv = Writer::default().input("q", &[1, 0, great]).input("k", &[1, 0, great]).input("v", &[1, 0, great]);
+    let heads = ("q_num_heads", Value::Int(great as i64));
+    let attributes = [heads, ("kv_num_heads", Value::Int(1)), ("update_rule", Value::Text("linear"))];
+    let writer = qkv.call("LinearAttention", &["q", "k", "v"], &["y"], &attributes).output("y");
+    let _ = import(&writer.finish(), &Options::default());
+}
+
+#[test]
+fn states_that_do_not_fit() {
+    let convolution = |x: &[usize], w: &[usize], past: &[usize], activation: &str| {
+        let writer = Writer::default().input("x", x).input("w", w).input("past", past);
+        let attributes = [("activation", Value::Text(activation))];
+        refusal(writer.call("CausalConvWithState", &["x", "w", "", "past"], &["y"], &attributes).output("y"))
+    };
+    let at = "CausalConvWithState at `y`:";
+    assert_eq!(
+        convolution(&[2, 3, 5], &[3, 2, 4], &[2, 3, 3], "none"),
+        format!("{at} x [n, c, length] and a weight [c, 1, k] expected, got [2,3,5] and [3,2,4]")
+    );
+    assert_eq!(
+        convolution(&[2, 3, 5], &[4, 1, 4], &[2, 3, 3], "none"),
+        format!("{at} a weight [3, 1, k] expected, got [4,1,4]")
+    );
+    assert_eq!(
+        convolution(&[2, 3, 5], &[3, 1, 4], &[2, 3, 4], "none"),
+        format!("{at} a state [2,3,3] expected, got [2,3,4]")
+    );
+    assert_eq!(
+        convolution(&[2, 3, 5], &[3, 1, 4], &[2, 3, 3], "gelu"),
+        format!("{at} activation of none, silu, swish expected, got `gelu`")
+    );
+    let attention = |steps: usize, width: usize, rule: &str, heads: i64| {
+        let writer = Writer::default().input("q", &[1, steps, 8]).input("k", &[1, steps, width]);
+        let writer = writer.input("v", &[1, steps, 4]).input("beta", &[1, steps, 3]);
+        let inputs = ["q", "k", "v", "", "", "beta"];
+        let attributes =
+            [("update_rule", Value::Text(rule)), ("q_num_heads", Value::Int(4)), ("kv_num_heads", Value::Int(heads))];
+        refusal(writer.call("LinearAttention", &inputs, &["y"], &attributes).output("y"))
+    };
+    let at = "LinearAttention at `y`:";
+    assert_eq!(
+        attention(2, 4, "linear", 2),
+        format!(
+            "{at} a decay where update_rule is gated and a beta where it is delta expected, got linear with none and a beta"
+        )
+    );
+    assert_eq!(
+        attention(2, 4, "delta", 3),
+        format!(
+            "{at} q, k and v [batch, steps, heads * size] expected, got [1,2,8], [1,2,4] and [1,2,4] of 4 and 3 heads"
+        )
+    );
+    assert_eq!(
+        attention(2, 4, "delta", 2),
+        format!("{at} a beta per head, or one, [1, steps, 2] expected, got [1,2,3]")
+    );
+    let said = attention(129, 4, "delta", 2);
+    assert!(said.contains("it takes 129 steps, and at most 128 are written out"), "{said}");
+    let cache = |update: &[usize], starts: &[i64], mode: &str| {
+        let writer = Writer::default().input("cache", &[2, 4, 3]).input("u", update).ints("at", starts);
+        let attributes = [("mode", Value::Text(mode))];
+        refusal(writer.call("TensorScatter", &["cache", "u", "at"], &["y"], &attributes).output("y"))
+    };
+    let at = "TensorScatter at `y`:";
+    assert_eq!(
+        cache(&[2, 5, 3], &[0, 0], "linear"),
+        format!("{at} rows within the cache [2,4,3] on axis 1 expected, got [2,5,3]")
+    );
+    assert_eq!(cache(&[2, 2, 3], &[0, 3], "linear"), format!("{at} 2 write_indices below 3 expected, got [0, 3]"));
+    assert_eq!(cache(&[2, 2, 3], &[0, 4], "circular"), format!("{at} 2 write_indices below 4 expected, got [0, 4]"));
+}
