@@ -4,7 +4,7 @@ use super::shared::{
     ANY_SIZES, added, argument, check_compiled, hopper, loaded, microseconds, on_gpu, outputs, part, same,
 };
 use crate::support::attention::{
-    MASKS, Numbers, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, stored, widened,
+    MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
 };
 use crate::support::{compiler, gpu};
 use deuteron_attention::backward::LoweredBackward;
@@ -68,26 +68,22 @@ fn chosen(kernel: AttentionKernel, sizes: [usize; 4], arch: Arch) -> BackwardVar
 fn every_kernel_compiles_without_spills() {
     let Some(compiler) = compiler() else { return };
     let mut kernels = Vec::new();
-    // Storage types and architectures take turns, and so do masks where models have no heads of that width: all combinations would
-    // take minutes.
+    // Storage types, architectures and dropout take turns, and so do masks but for the width of GPT-2: all combinations would take minutes.
     for (index, width) in [32, 64, 80, 128, 256].into_iter().enumerate() {
         for (turn, mask) in masks().enumerate() {
-            // Both, with and without dropout, for the width of GPT-2.
-            let both = width == 64;
-            for dropout in [false, true].into_iter().filter(|&dropout| both || dropout == (turn / 2 == 1)) {
-                let odd = (index + turn + usize::from(dropout)) % 2;
-                let (dtype, arch) = ([Dtype::Bf16, Dtype::F16][odd], [Arch::Sm80, Arch::Sm90a][(odd + turn) % 2]);
-                let kernel = named_kernel(dtype, width, mask, dropout);
-                let variant = chosen(kernel, [2, 12, 300, 300], arch);
-                assert_ne!(variant, BackwardVariant::Plain);
-                if is_usual(width) || (index + turn) % 2 == 0 {
-                    kernels.push((kernel, variant, arch));
-                }
-                if turn == index {
-                    let kernel =
-                        AttentionKernel { dtype: [Dtype::F32, dtype][odd], kv: [Dtype::F32, dtype][odd], ..kernel };
-                    kernels.push((kernel, BackwardVariant::Plain, Arch::Sm75));
-                }
+            let dropout = turn / 2 == 1;
+            let odd = (index + turn + usize::from(dropout)) % 2;
+            let (dtype, arch) = ([Dtype::Bf16, Dtype::F16][odd], [Arch::Sm80, Arch::Sm90a][(odd + turn) % 2]);
+            let kernel = named_kernel(dtype, width, mask, dropout);
+            let variant = chosen(kernel, [2, 12, 300, 300], arch);
+            assert_ne!(variant, BackwardVariant::Plain);
+            if width == 64 || (index + turn) % 2 == 0 {
+                kernels.push((kernel, variant, arch));
+            }
+            if turn == index {
+                let kernel =
+                    AttentionKernel { dtype: [Dtype::F32, dtype][odd], kv: [Dtype::F32, dtype][odd], ..kernel };
+                kernels.push((kernel, BackwardVariant::Plain, Arch::Sm75));
             }
         }
     }
