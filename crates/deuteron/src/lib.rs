@@ -75,8 +75,3 @@ pub use engine::Engine;
 pub use error::{Error, UpdateProblem};
 pub use session::{Session, SessionOptions};
 pub use tensor::Tensor;
-
-/// The README's example, compiled and run.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use deuteron::report::{Analysis, KernelSheet, parse};
+use deuteron::Bytes;
+use deuteron::report::{Analysis, KernelSheet, change_of_bytes, parse};
 
 use crate::support::{Folder, printed};
 
@@ -453,6 +454,82 @@ fn the_numbers_of_the_readme_are_those_of_the_binary() {
         assert!(said.contains(sentence), "the README says `{sentence}`, the binary:\n{said}");
     }
     assert!(quoted.contains("kernels into"), "{quoted}");
+}
+
+/// A line without what differs from run to run or from graph to graph: numbers, units, and widths of columns.
+fn skeleton(line: &str) -> String {
+    let masked = line.split_whitespace().map(|word| {
+        let bare = word.trim_end_matches([',', '.', ':', ')']);
+        match bare {
+            // Dots that stand for anything.
+            "" => "..",
+            "ns" | "us" | "ms" | "s" | "B" | "KB" | "MB" | "GB" => "unit",
+            word if word.contains(|c: char| c.is_ascii_digit()) => "#",
+            _ => word,
+        }
+    });
+    let mut words = masked.collect::<Vec<_>>().join(" ");
+    while words.contains("\u{2500}\u{2500}") || words.contains("\u{2550}\u{2550}") {
+        words = words.replace("\u{2500}\u{2500}", "\u{2500}").replace("\u{2550}\u{2550}", "\u{2550}");
+    }
+    words
+}
+
+/// Whether a line is one that a document shows, in which `..` stands for anything.
+fn is_shown(line: &str, shown: &str) -> bool {
+    let (line, shown) = (skeleton(line), skeleton(shown));
+    let parts: Vec<&str> = shown.split("..").map(str::trim).collect();
+    let (first, last) = (parts[0], parts[parts.len() - 1]);
+    let mut rest = line.as_str();
+    let in_order = parts.iter().all(|part| match rest.find(part) {
+        Some(at) => {
+            rest = &rest[at + part.len()..];
+            true
+        }
+        None => false,
+    });
+    in_order && line.starts_with(first) && line.ends_with(last) && (parts.len() > 1 || line == shown)
+}
+
+/// Number of kernels and bytes of a plan in a table of `fuse`.
+fn plan_in<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
+    let rows = text.lines().map(|line| line.split(['\u{2502}', '\u{2506}']).map(str::trim).collect::<Vec<_>>());
+    let row = rows.into_iter().find(|cells| cells.get(1).is_some_and(|cell| cell.split(':').next() == Some(name)));
+    row.unwrap_or_else(|| panic!("no plan `{name}` in\n{text}"))[2..4].to_vec()
+}
+
+/// Running all of GPT-2 takes too long for a test: a block shows which lines there are, an analysis how many kernels.
+#[test]
+fn the_readme_shows_what_its_first_command_prints() {
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
+    assert!(readme.lines().count() <= 120, "the README has {} lines", readme.lines().count());
+    let first = readme.split("```console\n").nth(1).unwrap().lines().next().unwrap();
+    assert!(first.starts_with("cargo run --release -- fuse gpt2 "), "{first}");
+    let shown = readme.split("```text\n").nth(1).unwrap().split("```").next().unwrap();
+    let folder = Folder::new();
+    let run = printed(folder.run(&["fuse", "gpt2-block", "--seq", "8", "--no-learn", "--device", "cpu"]));
+    let printed = run.replace("gpt2-block", "gpt2").replace("(output y)", "(output logits)");
+    let mut lines = printed.lines();
+    for line in shown.lines().filter(|line| *line != "...") {
+        assert!(
+            lines.any(|printed| is_shown(printed, line)),
+            "the README shows `{line}`, which the binary does not print, or not there:\n{printed}"
+        );
+    }
+    let plans = analyzed(&folder, &["gpt2", "--device", "cpu"]).plans;
+    let is_like = shown.lines().next().unwrap() == printed.lines().next().unwrap();
+    // Which kernels are fused depends on the CPU.
+    let fused = ("fused", &plans.chosen, is_like);
+    for (name, plan, counts) in [("eager", &plans.eager, true), ("unfused", &plans.unfused, true), fused] {
+        let expected = [plan.kernels.to_string(), Bytes(plan.bytes).to_string()];
+        assert!(!counts || plan_in(shown, name) == expected, "{name}: {expected:?} in\n{shown}");
+    }
+    for (name, plan) in [("unfused", &plans.unfused), ("eager", &plans.eager)] {
+        let saved = change_of_bytes(plan.bytes, plans.chosen.bytes);
+        let sentence = format!("Fused against {name}: {saved} moved");
+        assert!(!is_like || shown.contains(&sentence), "`{sentence}` in\n{shown}");
+    }
+    assert!(shown.lines().any(|line| line.starts_with("In short: ")), "{shown}");
 }
 
 #[test]
