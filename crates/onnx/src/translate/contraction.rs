@@ -1,15 +1,17 @@
-//! Matrix products: `MatMul` and `Gemm`.
+//! Matrix products: `MatMul`, `Gemm`, and grids of places mapped by matrices.
 
-use deuteron_graph::BinaryOp;
+use deuteron_graph::{BinaryOp, Shape};
 
 use super::call::Results;
 use super::{Call, Problem, Translator};
+use crate::constant::Constant;
 use crate::ir::{Id, Kind};
 
 impl<'a> Translator<'a, '_> {
     pub(super) fn contraction(&mut self, call: &Call<'a, '_>) -> Results {
         match call.node.op {
             "MatMul" | "FusedMatMul" => Ok(vec![self.matmul(call)?]),
+            "AffineGrid" => Ok(vec![self.affine_grid(call)?]),
             _ => Ok(vec![self.gemm(call)?]),
         }
     }
@@ -56,5 +58,39 @@ impl<'a> Translator<'a, '_> {
             result = self.ir.binary(BinaryOp::Add, result, c)?;
         }
         Ok(result)
+    }
+    /// The places of an image's elements, from -1 to 1 along each axis, mapped by the matrix of each image.
+    fn affine_grid(&mut self, call: &Call) -> Result<Id, Problem> {
+        let (matrices, wanted) = (call.input(0)?, self.integers(call.input(1)?, "size")?);
+        let is_aligned = call.int("align_corners", 0) != 0;
+        let positive = |&size: &i64| usize::try_from(size).ok().filter(|&size| size > 0);
+        let sizes: Vec<usize> = wanted.iter().filter_map(positive).collect();
+        let shape = self.ir.shape(matrices).clone();
+        let axes = wanted.len().saturating_sub(2);
+        if sizes.len() != wanted.len() || !matches!(axes, 2 | 3) || shape[..] != [sizes[0], axes, axes + 1] {
+            return Err(Problem::Refused(format!(
+                "a size [n, c, ..] of 2 or 3 axes and matrices [n, axes, axes + 1] expected, got {wanted:?} and {shape}"
+            )));
+        }
+        let image = &sizes[2..];
+        if is_aligned && image.contains(&1) {
+            return Err(Problem::Opaque("a single place has no corners to align".to_string()));
+        }
+        let count = image.iter().fold(1, |product: usize, &size| product.saturating_mul(size));
+        self.reserve(count.saturating_mul(axes + 1))?;
+        let strides = Shape::from(image).strides();
+        let place = |flat: usize, axis: usize| {
+            let (at, size) = ((flat / strides[axis] % image[axis]) as f64, image[axis] as f64);
+            if is_aligned { 2.0 * at / (size - 1.0) - 1.0 } else { (2.0 * at + 1.0) / size - 1.0 }
+        };
+        // The last axis comes first, and a 1 last.
+        let mut values = Vec::with_capacity(count * (axes + 1));
+        for flat in 0..count {
+            values.extend((0..axes).rev().map(|axis| place(flat, axis)).chain([1.0]));
+        }
+        let grid = Constant::dense([count, axes + 1].into(), values, false);
+        let grid = self.ir.known(grid, self.ir.element(matrices));
+        let mapped = self.ir.push(Kind::Matmul { transpose_a: false, transpose_b: true }, &[grid, matrices])?;
+        Ok(self.ir.reshape(mapped, [&sizes[..1], image, &[axes]].concat())?)
     }
 }

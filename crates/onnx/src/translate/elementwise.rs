@@ -98,7 +98,7 @@ impl<'a> Translator<'a, '_> {
             | "Tile" | "Pad" | "DepthToSpace" | "SpaceToDepth" | "CenterCropPad" => self.view(call),
             "Gather" | "GatherND" | "GatherElements" | "TopK" | "OneHot" | "ScatterND" | "ScatterElements"
             | "Scatter" | "ReverseSequence" | "Compress" => self.index(call),
-            "MatMul" | "Gemm" | "FusedMatMul" => self.contraction(call),
+            "MatMul" | "Gemm" | "FusedMatMul" | "AffineGrid" => self.contraction(call),
             "Einsum" => self.einsum(call),
             "MatMulInteger" => self.integer_matmul(call),
             "QLinearMatMul" => Ok(vec![self.quantized_matmul(call)?]),

@@ -61,6 +61,12 @@ impl<'a> Translator<'a, '_> {
             let (shape, element) = self.ir.infer(&Kind::Reduce { op, axes, keep }, &[x])?;
             return Ok(vec![self.ir.known(Constant::filled(shape, neutral), element)]);
         }
+        // The largest truth value is whether any is true, the least whether all are.
+        if self.ir.element(x) == Element::Bool && matches!(op, Reduction::Max | Reduction::Min) {
+            let number = self.ir.cast(x, Element::F32)?;
+            let reduced = self.ir.reduce(op, number, axes, keep)?;
+            return Ok(vec![self.ir.cast(reduced, Element::Bool)?]);
+        }
         Ok(vec![self.ir.reduce(op, x, axes, keep)?])
     }
 

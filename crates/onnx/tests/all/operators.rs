@@ -436,3 +436,18 @@ fn states_that_do_not_fit() {
     assert_eq!(cache(&[2, 2, 3], &[0, 3], "linear"), format!("{at} 2 write_indices below 3 expected, got [0, 3]"));
     assert_eq!(cache(&[2, 2, 3], &[0, 4], "circular"), format!("{at} 2 write_indices below 4 expected, got [0, 4]"));
 }
+
+#[test]
+fn grids_that_do_not_fit() {
+    let grid = |matrices: &[usize], size: &[i64]| {
+        let writer = Writer::default().input("m", matrices).ints("size", size);
+        refusal(writer.call("AffineGrid", &["m", "size"], &["y"], &[("align_corners", Value::Int(1))]).output("y"))
+    };
+    let misfit = "AffineGrid at `y`: a size [n, c, ..] of 2 or 3 axes and matrices [n, axes, axes + 1] expected, got";
+    assert_eq!(grid(&[2, 3, 4], &[2, 1, 5, 6]), format!("{misfit} [2, 1, 5, 6] and [2,3,4]"));
+    assert_eq!(grid(&[2, 2, 3], &[3, 1, 5, 6]), format!("{misfit} [3, 1, 5, 6] and [2,2,3]"));
+    assert_eq!(grid(&[2, 2, 3], &[2, 1, 5, 0]), format!("{misfit} [2, 1, 5, 0] and [2,2,3]"));
+    assert_eq!(grid(&[2, 1, 2], &[2, 1, 5]), format!("{misfit} [2, 1, 5] and [2,1,2]"));
+    let said = grid(&[2, 2, 3], &[2, 1, 5, 1]);
+    assert!(said.starts_with("AffineGrid at `y`: a single place has no corners to align"), "{said}");
+}
