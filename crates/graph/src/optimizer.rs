@@ -1,7 +1,8 @@
 //! Optimisers as graphs: the new values of a weight and its moments, from the weight's gradient.
 //!
 //! An update is elementwise work in f32, one block per weight, so that one kernel reads a gradient once and writes every state in place.
-//! Values that change from step to step (learning rate, corrections of the moments' bias) are operands; the others are constants.
+//! Learning rate, weight decay and corrections of the moments' bias are operands: a schedule changes them without a new kernel, and weights that decay
+//! have the arithmetic of those that do not, so that a GPU updates all of them in one kernel. The others are constants.
 //!
 //! Weight decay is decoupled: it shrinks the weight by `rate decay`, and never passes through the moments. With `g` the gradient:
 //!
@@ -52,8 +53,8 @@ pub struct WeightUpdate<'a> {
     pub gradient: NodeId,
     /// as many as [`Optimizer::moments`], `f32`
     pub moments: &'a [NodeId],
-    /// weight decay, 0 for none
-    pub decay: f64,
+    /// weight decay, a scalar in `f32`; none for an update without it, which is other arithmetic than a decay of 0
+    pub decay: Option<NodeId>,
     /// another dtype to also return the new weight in
     pub copy: Option<Dtype>,
 }
@@ -137,7 +138,8 @@ impl Graph {
             let (op, got) = (optimizer.name().to_string(), update.moments.len().to_string());
             return Err(GraphError::Attribute { op, attribute: "moments", expected: expected.to_string(), got });
         }
-        for &operand in update.moments.iter().chain([&update.weight, &update.gradient, &scalars.rate, &scalars.scale]) {
+        let others = [update.weight, update.gradient, scalars.rate, scalars.scale].into_iter().chain(update.decay);
+        for operand in update.moments.iter().copied().chain(others) {
             self.check_node(optimizer.name(), operand)?;
         }
         let mut results = self.block(Block::named(optimizer.name()), |graph| {
@@ -145,9 +147,9 @@ impl Graph {
             let gradient = graph.mul(gradient, scalars.scale)?;
             let (change, mut results) = graph.change(optimizer, gradient, update.moments, scalars)?;
             let change = match update.decay {
-                0.0 => change,
-                decay => {
-                    let decayed = graph.scale(update.weight, decay)?;
+                None => change,
+                Some(decay) => {
+                    let decayed = graph.mul(update.weight, decay)?;
                     graph.add(change, decayed)?
                 }
             };
@@ -239,9 +241,11 @@ mod tests {
             let (weight, gradient) = (input("w", Dtype::F32, &[3, 5]), input("g", Dtype::Bf16, &[3, 5]));
             let moments: Vec<NodeId> =
                 (0..optimizer.moments()).map(|at| input(&format!("m{at}"), Dtype::F32, &[3, 5])).collect();
-            let [rate, scale, first, second] = ["rate", "scale", "c1", "c2"].map(|name| input(name, Dtype::F32, &[]));
+            let [rate, scale, first, second, decay] =
+                ["rate", "scale", "c1", "c2", "decay"].map(|name| input(name, Dtype::F32, &[]));
             let before = graph.calls().len();
-            let update = WeightUpdate { weight, gradient, moments: &moments, decay: 0.1, copy: Some(Dtype::Bf16) };
+            let update =
+                WeightUpdate { weight, gradient, moments: &moments, decay: Some(decay), copy: Some(Dtype::Bf16) };
             let scalars = StepScalars { rate, scale, corrections: [first, second] };
             let updated = graph.updated_weight(optimizer, update, scalars).unwrap();
             assert_eq!(graph.calls().len(), before + 1);

@@ -8,6 +8,7 @@
 //! | `seed` | `i32[]` | of the masks of dropout, if there is dropout |
 //! | `d_loss` | `f32[]` | 1 over the number of micro-batches, so that gradients add up to those of the mean |
 //! | `rate`, `clip` | `f32[]` | the learning rate; the largest norm of the gradient |
+//! | `decay`, `no_decay` | `f32[]` | weight decay of matrices and tables; 0, that of biases and norms |
 //! | `correction1`, `correction2` | `f32[]` | of AdamW's moments |
 //! | `sum.NAME` | of the weight, `f32` | gradients of earlier micro-batches, if there are several |
 //!
@@ -135,7 +136,7 @@ impl<'a> Step<'a> {
     /// A whole step, or the last micro-batch of one. Its states are, for each weight in the order of [`Config::weights`], the weight in f32,
     /// its moments, and in bf16 the weight that forward reads.
     pub fn step(&self) -> Result<Stateful, deuteron::Error> {
-        let StepOptions { optimizer, decay, .. } = *self.options;
+        let optimizer = self.options.optimizer;
         let Backward { mut graph, loss, mut weights } = self.backward()?;
         for weight in &mut weights {
             weight.gradient = float(&mut graph, weight.gradient)?;
@@ -149,6 +150,7 @@ impl<'a> Step<'a> {
         let norm = graph.unary(UnaryOp::Sqrt, norm)?;
         let mut scalar = |name: &str| graph.input(name, Dtype::F32, []);
         let (rate, clip) = (scalar("rate")?, scalar("clip")?);
+        let (decay, no_decay) = (scalar("decay")?, scalar("no_decay")?);
         let corrections = match optimizer {
             Optimizer::AdamW { .. } => [scalar("correction1")?, scalar("correction2")?],
             Optimizer::Sgd { .. } | Optimizer::Lion { .. } => [rate; 2],
@@ -168,7 +170,7 @@ impl<'a> Step<'a> {
             let moments = (0..optimizer.moments())
                 .map(|at| graph.input(&format!("moment{}.{name}", at + 1), Dtype::F32, shape.clone()));
             let moments = moments.collect::<Result<Vec<NodeId>, GraphError>>()?;
-            let decay = if decays(shape) { decay } else { 0.0 };
+            let decay = Some(if decays(shape) { decay } else { no_decay });
             let update = WeightUpdate { weight: master, gradient: *gradient, moments: &moments, decay, copy };
             let new = graph.updated_weight(optimizer, update, scalars)?;
             let states = [master].into_iter().chain(moments).chain(copy.map(|_| *read));

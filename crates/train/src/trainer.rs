@@ -86,6 +86,8 @@ enum Number {
     Share,
     Rate,
     Clip,
+    Decay,
+    NoDecay,
     Correction(usize),
     Fresh,
 }
@@ -298,6 +300,8 @@ impl Numbers<'_> {
             Number::Share => 1.0 / self.options.micro_batches as f64,
             Number::Rate => self.scalars.rate,
             Number::Clip => self.scalars.clip,
+            Number::Decay => self.options.decay,
+            Number::NoDecay => 0.0,
             Number::Correction(which) => {
                 self.options.optimizer.corrections(self.scalars.step).map_or(1.0, |corrections| corrections[which])
             }
@@ -368,6 +372,8 @@ fn feed(names: &[String], label: &str) -> Result<Feed, Error> {
         "d_loss" => Feed::Number(Number::Share),
         "rate" => Feed::Number(Number::Rate),
         "clip" => Feed::Number(Number::Clip),
+        "decay" => Feed::Number(Number::Decay),
+        "no_decay" => Feed::Number(Number::NoDecay),
         "correction1" => Feed::Number(Number::Correction(0)),
         "correction2" => Feed::Number(Number::Correction(1)),
         "fresh" => Feed::Number(Number::Fresh),

@@ -29,6 +29,8 @@ fn inputs(graph: &Graph) -> Vec<Tensor> {
         match graph.label(id).as_str() {
             "rate" => number(1e-2),
             "clip" => number(0.25),
+            "decay" => number(0.1),
+            "no_decay" => number(0.0),
             "d_loss" => number(1.0),
             "fresh" => number(0.0),
             "correction1" => number(10.0 / 3.0),

@@ -7,7 +7,7 @@ use std::path::Path;
 use deuteron_codegen::cuda::{Arch, CudaTarget};
 use deuteron_codegen::{InPlace, Kernel, Request};
 use deuteron_emulator::{Lanes, Schedule, Toolchain};
-use deuteron_graph::{Graph, NodeId};
+use deuteron_graph::{Dtype, Graph, NodeId, Optimizer, StepScalars, WeightUpdate};
 use deuteron_kernels::{Backend, CudaCatalog, render, render_joined};
 use deuteron_plan::{Machine, Strategy, Target, plan};
 
@@ -122,6 +122,29 @@ fn parameters_have_at_most_four_kibibytes() {
     assert!(grids.iter().all(|grid| grid.words.len() * 8 <= 4096));
     let arguments: usize = joined.iter().map(|kernel| kernel.launch.arguments().len()).sum();
     assert_eq!(arguments, 4 * lengths.len());
+}
+
+/// Weight decay is an operand: matrices that decay and biases that do not have the same arithmetic.
+#[test]
+fn weights_that_decay_and_others_are_one_kernel() {
+    let mut graph = Graph::new("step");
+    let [rate, scale, first, second, decay, no_decay] = ["rate", "scale", "first", "second", "decay", "no_decay"]
+        .map(|name| graph.input(name, Dtype::F32, []).unwrap());
+    let scalars = StepScalars { rate, scale, corrections: [first, second] };
+    let shapes: [&[usize]; 4] = [&[64, 33], &[33], &[7, 5], &[1500]];
+    for (at, shape) in shapes.into_iter().enumerate() {
+        let [weight, gradient, m, v] =
+            ["w", "g", "m", "v"].map(|name| graph.input(&format!("{name}{at}"), Dtype::F32, shape).unwrap());
+        let decay = Some(if shape.len() > 1 { decay } else { no_decay });
+        let update = WeightUpdate { weight, gradient, moments: &[m, v], decay, copy: Some(Dtype::Bf16) };
+        let new =
+            graph.updated_weight(Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, update, scalars).unwrap();
+        for (part, value) in [new.weight].into_iter().chain(new.moments).chain(new.copy).enumerate() {
+            graph.output(&format!("new{at}.{part}"), value).unwrap();
+        }
+    }
+    assert_eq!(kernels(&graph, false, false).len(), 4);
+    assert_eq!(kernels(&graph, false, true).len(), 1);
 }
 
 /// Neighbours that need each other are not joined.
