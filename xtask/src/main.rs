@@ -33,7 +33,9 @@ const USAGE: &str = "usage:
                                      measure the ladders of row work and attention and append them to bench/results/NAME-ladder.csv
   cargo xtask benchmarks [--check]   write the tables and pictures of documents from the rows in bench/results; with --check fail if they differ
   cargo xtask guide [--pages]        build the guide as HTML into target/guide/html and run its commands; with --pages do not run them
-  cargo xtask box [WORD]...          train the model that comes with the command, into crates/gpt2/box; words go to `deuteron train`
+  cargo xtask box [--short] [WORD]...
+                                     train the model that comes with the command, into crates/gpt2/box; words go to `deuteron train`;
+                                     with --short a small model for a few steps, into target/box
   cargo xtask bundle                 binaries and scripts for a machine with a GPU, into bundle/
   cargo xtask wheels                 wheels for manylinux on x86-64 and aarch64, into target/wheels/release
   cargo xtask fuzz [--inputs N | --seconds S] [--seed N] [--csv FILE] [--target NAME]

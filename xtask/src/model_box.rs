@@ -1,10 +1,10 @@
 //! `cargo xtask box`: the model that comes with the command, from its corpus to its weights.
 //!
 //! The corpus is Shakespeare's works as Project Gutenberg has them, in the public domain, which the Python package `shakespeare` holds. They are
-//! cleaned, one play is held back, and `deuteron train` does the rest. What is written is `crates/gpt2/box`.
+//! cleaned, one play is held back, and `deuteron train` does the rest. When the last step is done, the model is copied to `crates/gpt2/box`.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -17,40 +17,123 @@ const VERSION: &str = "0.6";
 /// Whose loss is the validation loss; nothing is trained on it.
 const HELD_OUT: &str = "tempest_gut.txt";
 
-/// Model and schedule. The weights in the repository are those after the step of `--until`; a longer run changes that number alone. A change of
-/// the sizes is one of `Config::BOX` too.
-const RECIPE: &str = "--layers 5 --heads 6 --width 192 --context 256 --tokenizer bpe:2048 --batch 8 --steps 3000 --until 1332 --warmup 150 \
-                      --learning-rate 0.003 --precision bf16 --seed 1";
+/// Files of a model's folder and of its run that are kept beside it.
+const MODEL: [&str; 4] = ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"];
+const RUN: [&str; 2] = ["log.csv", "curve.svg"];
 
-/// What happens between steps; it changes nothing.
-const CADENCE: &str =
-    "--evaluate-every 250 --evaluate-batches 20 --save-every 100 --sample-every 500 --sample-tokens 120";
+/// A run of `deuteron train`.
+struct Recipe {
+    /// Of its folder, below `target/box`.
+    name: &'static str,
+    /// Model and schedule.
+    settings: &'static str,
+    /// What happens between steps; it changes nothing.
+    cadence: &'static str,
+    /// The step that it ends after.
+    until: u64,
+    /// For cargo.
+    profile: &'static [&'static str],
+}
 
-/// Trains, or goes on where a run was stopped. `words` go to `deuteron train`, such as `--device cpu`.
+/// The weights in the repository are those after the last step of this; a longer run changes that number alone. A change of the sizes is one of
+/// `Config::BOX` too.
+const FULL: Recipe = Recipe {
+    name: "run",
+    settings: "--layers 5 --heads 6 --width 192 --context 256 --tokenizer bpe:2048 --batch 8 --steps 3000 --warmup 150 --learning-rate 0.003 \
+               --precision bf16 --seed 1",
+    cadence: "--evaluate-every 250 --evaluate-batches 20 --save-every 100 --sample-every 500 --sample-tokens 120",
+    until: 1332,
+    profile: &["--release"],
+};
+
+/// The same with a small model and a few steps, and the build of the tests.
+const SHORT: Recipe = Recipe {
+    name: "short",
+    settings: "--layers 1 --heads 2 --width 32 --context 64 --tokenizer bpe:300 --batch 2 --steps 6 --warmup 2 --learning-rate 0.003 --precision bf16 \
+               --seed 1",
+    cadence: "--evaluate-every 2 --evaluate-batches 1 --save-every 2 --sample-every 2 --sample-tokens 8",
+    until: 4,
+    profile: &[],
+};
+
+/// Trains, or goes on where a run was stopped. `words` go to `deuteron train`, such as `--device cpu`. After `--short` everything is done with a small
+/// model, from the corpus to text that it generates, and nothing in the repository is changed.
 pub fn run(words: &[&str]) -> Result<()> {
     let root = root()?;
     let folder = root.join("target").join("box");
+    if let ["--short", words @ ..] = words {
+        return short(&root, &folder, words);
+    }
+    let made = train(&root, &folder, &FULL, FULL.until, words)?;
     let to = root.join("crates").join("gpt2").join("box");
-    let texts = folder.join("text");
-    corpus(&folder, &texts)?;
     fs::create_dir_all(&to)?;
-    fs::copy(texts.join(HELD_OUT), to.join("held-out.txt"))?;
+    for (file, name) in made {
+        fs::copy(&file, to.join(name)).with_context(|| file.display().to_string())?;
+    }
+    println!("wrote {}; `bench/make_box_fixture.py` writes its expected.json anew", to.display());
+    Ok(())
+}
+
+/// A run that stops halfway and goes on.
+fn short(root: &Path, folder: &Path, words: &[&str]) -> Result<()> {
+    let earlier = folder.join(SHORT.name);
+    if earlier.exists() {
+        fs::remove_dir_all(&earlier)?;
+    }
+    train(root, folder, &SHORT, SHORT.until / 2, words)?;
+    let made = train(root, folder, &SHORT, SHORT.until, words)?;
+    let rows = fs::read_to_string(earlier.join("log.csv"))?.lines().count() as u64;
+    ensure!(rows == 1 + SHORT.until, "expected a row per step in log.csv below a title, found {rows} lines");
+    for (file, _) in &made {
+        ensure!(fs::metadata(file).is_ok_and(|file| file.len() > 0), "{} is missing or empty", file.display());
+    }
+    let mut generate = deuteron(root, &SHORT, "generate");
+    generate.args(["KING HENRY.", "--max-tokens", "8", "--model"]).arg(earlier.join("model"));
+    succeed(&mut generate, "generation")
+}
+
+/// Trains until a step, and gives the files of the model and of its run with their names.
+fn train(
+    root: &Path,
+    folder: &Path,
+    recipe: &Recipe,
+    until: u64,
+    words: &[&str],
+) -> Result<Vec<(PathBuf, &'static str)>> {
+    let texts = folder.join("text");
+    corpus(folder, &texts)?;
     let mut files: Vec<_> = fs::read_dir(&texts)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     files.retain(|file| !file.ends_with(HELD_OUT));
     files.sort();
-    let out = folder.join("run");
-    let mut train = Command::new(program());
-    train.current_dir(&root).args(["run", "--release", "--quiet", "--package", "deuteron-cli", "--", "train"]);
-    train.args(&files).arg("--validation").arg(to.join("held-out.txt")).arg("--out").arg(&out);
-    train.args(RECIPE.split_whitespace()).args(CADENCE.split_whitespace()).args(words).arg("--export").arg(&to);
+    let out = folder.join(recipe.name);
+    let model = out.join("model");
+    let mut train = deuteron(root, recipe, "train");
+    train.args(&files).arg("--validation").arg(texts.join(HELD_OUT)).arg("--out").arg(&out);
+    train.args(recipe.settings.split_whitespace()).args(recipe.cadence.split_whitespace());
+    train.args(["--until", &until.to_string()]).args(words).arg("--export").arg(&model);
     if has_checkpoint(&out) {
         train.arg("--resume");
     }
     succeed(&mut train, "training")?;
-    for name in ["log.csv", "curve.svg"] {
-        fs::copy(out.join(name), to.join(name)).with_context(|| format!("{name} of the run"))?;
-    }
-    Ok(())
+    // A signal ends a run early, and well.
+    ensure!(
+        out.join(format!("checkpoint-{until}")).exists(),
+        "training stopped before step {until}; the same command continues it"
+    );
+    let of_model = MODEL.into_iter().map(|name| (model.join(name), name));
+    let of_run = RUN.into_iter().map(|name| (out.join(name), name));
+    Ok(of_model.chain(of_run).chain([(texts.join(HELD_OUT), "held-out.txt")]).collect())
+}
+
+/// A command of `deuteron`, built if it is not there yet.
+fn deuteron(root: &Path, recipe: &Recipe, command: &str) -> Command {
+    let mut deuteron = Command::new(program());
+    deuteron
+        .current_dir(root)
+        .args(["run", "--quiet", "--package", "deuteron-cli"])
+        .args(recipe.profile)
+        .args(["--", command]);
+    deuteron
 }
 
 fn has_checkpoint(out: &Path) -> bool {
