@@ -30,7 +30,7 @@ _LEAST = 1e-6
 # Columns that a gradient is summed by, at most: there is a sum for each row of them.
 _COLUMNS = 4096
 
-# Columns, at least, of a gradient with more elements: below, sums would be as many as elements.
+# Columns, at least, of a gradient with more elements: with fewer there would be too many sums. It is a multiple of a vector.
 _FEWEST = 64
 
 # Sets of gradients that are compiled as a whole. Where they come and go in more ways, each gradient has its own programs.
@@ -265,8 +265,9 @@ def _rows(elements: int) -> List[Tuple[int, int, int]]:
     """Parts of the elements of a gradient as rows: start, rows, columns."""
     if elements <= _COLUMNS:
         return [(0, 1, elements)]
-    columns = next(columns for columns in range(_COLUMNS, 0, -1) if elements % columns == 0)
-    if columns >= _FEWEST:
-        return [(0, elements // columns, columns)]
+    # Rows that begin where a vector may, if possible.
+    for columns in (*range(_COLUMNS, _FEWEST - 1, -_FEWEST), *range(_COLUMNS, _FEWEST, -1)):
+        if elements % columns == 0:
+            return [(0, elements // columns, columns)]
     rows, rest = divmod(elements, _COLUMNS)
     return [(0, rows, _COLUMNS), (rows * _COLUMNS, 1, rest)]
