@@ -40,15 +40,19 @@ def rows(name):
 
 
 def planned(binary, words, plan="chosen"):
-    """The predicted time of a graph."""
-    return measuring.ours(binary, "analyze", *words, "--device", "h200")["plans"][plan]["us"]
+    """The predicted time of a graph, and its kernels."""
+    return measuring.ours(binary, "analyze", *words, "--device", "h200")["plans"][plan]
 
 
-def of_text(binary, text, plan="chosen"):
+def plan_of_text(binary, text, plan="chosen"):
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(text.replace(" ; ", "\n") + "\n")
         file.flush()
         return planned(binary, [file.name], plan)
+
+
+def of_text(binary, text, plan="chosen"):
+    return plan_of_text(binary, text, plan)["us"]
 
 
 def row_kernels(binary):
@@ -58,7 +62,16 @@ def row_kernels(binary):
             continue
         words = [row["op"], "--rows", row["rows"], "--cols", row["cols"], "--dtype", row["dtype"]]
         words += [] if row["direction"] == "forward" else ["--backward"]
-        yield " ".join(words), planned(binary, words, "greedy"), float(row["fused_graph_us"])
+        yield " ".join(words), planned(binary, words, "greedy")["us"], float(row["fused_graph_us"])
+
+
+def heads_text(batch, heads, key_heads, positions, width, causal):
+    group = int(heads) // int(key_heads)
+    lines = [f"q = input bf16[{batch},{key_heads},{group},{positions},{width}]"]
+    for name in "kv":
+        lines.append(f"{name}0 = input bf16[{batch},{key_heads},1,{positions},{width}]")
+        lines.append(f"{name} = broadcast {name}0 [{batch},{key_heads},{group},{positions},{width}]")
+    return " ; ".join([*lines, f"a = attention q k v mask={'causal' if causal else 'full'}"])
 
 
 def attention(binary):
@@ -66,9 +79,42 @@ def attention(binary):
         kind = row["kind"]
         if "backward" in kind or "dropout" in kind or "probabilities" in kind or int(row["queries"]) < int(row["keys"]):
             continue
+        # Of wider heads h200-heads.csv has newer rows.
+        if row["dtype"] == "bf16" and row["head"] != "64":
+            continue
         b, h, q, d, dtype = row["batch"], row["heads"], row["queries"], row["head"], row["dtype"]
         text = " ; ".join([f"{name} = input {dtype}[{b},{h},{q},{d}]" for name in "qkv"] + ["a = attention q k v mask=causal", "out a"])
         yield f"attention {dtype} {b}x{h}x{q}x{d}", of_text(binary, text), float(row["us"])
+    for row in rows("h200-attention-peers.csv"):
+        if row["direction"] == "forward" and row["width"] == "64":
+            sizes = row["batch"], row["heads"], row["heads"], row["positions"], row["width"]
+            yield f"attention beside peers {sizes}", of_text(binary, heads_text(*sizes, True) + " ; out a"), float(row["us"])
+    for row in rows("h200-heads.csv"):
+        if row["direction"] == "forward":
+            sizes, causal = [row[name] for name in ("batch", "heads", "key_heads", "positions", "width")], row["causal"] == "True"
+            yield f"attention of heads {sizes} {causal=}", of_text(binary, heads_text(*sizes, causal) + " ; out a"), float(row["us"])
+
+
+def launches(binary):
+    """What follows attention, in as many launches as the plan has."""
+    for row in rows("h200-crossover.csv"):
+        b, p, n, d = (row[name] for name in ("batch", "sequence", "hidden", "head"))
+        heads, m = int(n) // int(d), int(b) * int(p)
+        product = f"w = weight bf16[{n},{n}] ; c = weight bf16[{n}] ; m = linear t w c" if row["op"] == "attention_block" else f"m = reshape t [{m},{n}]"
+        text = (f"{heads_text(b, heads, heads, p, d, True)} ; h = reshape a [{b},{heads},{p},{d}] ; u = transpose h [0,2,1,3] ; "
+                f"t = reshape u [{m},{n}] ; {product} ; r = input bf16[{m},{n}] ; s = add r m ; "
+                f"g = weight bf16[{n}] ; b = weight bf16[{n}] ; y = layer_norm s g b ; out s ; out y")
+        found = plan_of_text(binary, text)
+        measured = row["one_us"] if found["kernels"] == 1 else row["apart_us"]
+        yield f"{row['op']} {b}x{p}x{n}, {found['kernels']} kernels", found["us"], float(measured)
+
+
+def experts(binary):
+    for row in rows("h200-experts.csv"):
+        m, k, n, e = (row[name] for name in ("rows", "inner", "columns", "experts"))
+        text = (f"x = input bf16[{m},{k}] ; e = input i32[{m},1] ; w = weight bf16[{e},{n},{k}] ; b = weight bf16[{e},{n}] ; "
+                "l = routed_linear x e w b ; y = gelu l ; out y")
+        yield f"moe {m}x{k}x{n}, {e} experts", of_text(binary, text), float(row["moe_us"])
 
 
 def matmuls(binary):
@@ -101,7 +147,8 @@ def layers(binary):
         yield f"{row['layer']} {m}x{k}x{n} {dtype}", of_text(binary, text, "greedy"), us
 
 
-FAMILIES = [("row kernels", row_kernels), ("attention", attention), ("matmuls", matmuls), ("layers", layers)]
+FAMILIES = [("row kernels", row_kernels), ("attention", attention), ("launches of attention", launches), ("experts", experts),
+            ("matmuls", matmuls), ("layers", layers)]
 
 
 def summary(errors):

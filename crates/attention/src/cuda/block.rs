@@ -24,7 +24,9 @@ impl Family<CudaTarget> for AttentionBlockFamily {
         }
         let lowered = block::lower(&group, *fit);
         let exchange = exchange(&lowered, target)?;
-        let work = move || Work { waits: exchange.waits(), drawback: exchange.drawback(), ..primitive_work(&group) };
+        let microseconds = Some(exchange.microseconds(exchange_request(&lowered), target));
+        let (waits, drawback) = (exchange.waits(), exchange.drawback());
+        let work = move || Work { waits, microseconds, drawback, ..primitive_work(&group) };
         offered(work, move || kernel(&lowered, &exchange, target))
     }
 }

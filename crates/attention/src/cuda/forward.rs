@@ -20,6 +20,7 @@ use super::hopper::{Groups, Walk};
 use super::scores::Scores;
 use super::text::{DECODE, HOPPER, HOPPER_ATTEND, NOTHING, PLAIN, TENSOR, plain_text, tensor_text, text};
 use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS, Tiles};
+use super::time::attention_us;
 use super::words::{PARTS_AT, is_aligned, unwritten_positions, words};
 use crate::chain::{self, Fit};
 use crate::kernel::{AttentionKernel, AttentionResult, AttentionShape, LoweredAttention};
@@ -60,7 +61,9 @@ impl Family<CudaTarget> for AttentionFamily {
         let work = move || {
             let lowered = LoweredAttention::new(&group, &fit);
             let microseconds = match choose(&lowered, target) {
-                ForwardVariant::Hopper(groups) => groups.microseconds(&lowered.kernel, &lowered.shape, target),
+                ForwardVariant::Hopper(groups) => {
+                    Some(attention_us(&groups, &lowered.kernel, &lowered.shape, target.processors))
+                }
                 _ => None,
             };
             Work { microseconds, ..primitive_work(&group) }

@@ -20,8 +20,6 @@ const MAX_STRIDE: usize = 1 << 39;
 const SECTION: usize = 32 << 20;
 /// Threads that multiply.
 const MULTIPLIERS: u32 = 256;
-/// Queries of most tiles.
-const ROWS: usize = 128;
 /// Bytes of the number of the tile that a block has drawn.
 const NUMBER_BYTES: usize = 16;
 /// Columns of a piece of a row in shared memory.
@@ -130,28 +128,6 @@ impl Groups {
         MappedRows::all(kernel, shape).map(|all| Word::Map(all.map(kernel, args, rows(all.operand))))
     }
 
-    /// Time of a launch on an H200, roughly. None for heads of 64 and 128: kernels of one launch take these with what follows, and all must be priced
-    /// alike.
-    pub(super) fn microseconds(
-        &self,
-        kernel: &AttentionKernel,
-        shape: &AttentionShape,
-        target: &CudaTarget,
-    ) -> Option<f64> {
-        if matches!(kernel.width, 64 | 128) {
-            return None;
-        }
-        let (heads, tiles) = (shape.batch * shape.heads, shape.queries.div_ceil(ROWS));
-        let causal = kernel.mask == AttentionMask::Causal;
-        let (of_head, longest) = squares(shape.queries, shape.keys, causal);
-        let own = (heads as f64 * of_head / target.processors as f64).max(longest);
-        let rounds = (heads * tiles).div_ceil(target.processors) as f64;
-        let width = if kernel.width < PIECE { kernel.width } else { padded(kernel.width) };
-        // Tiles of 64 keys have more steps.
-        let steps = if width > 2 * PIECE { 1.2 } else { 1.0 };
-        Some(3.0 + own * (0.46 + 0.0105 * width as f64) * steps + 1.5 * rounds)
-    }
-
     /// Bytes that are kept from launch to launch, zeros between them.
     pub(super) fn persistent(&self) -> usize {
         if self.walk == Walk::Drawn { 8 } else { 0 }
@@ -175,19 +151,6 @@ impl Groups {
         let grid = Grid::new("attention_hopper", blocks, self.threads(), words);
         Grid { shared: self.shared(kernel.width) as u32, ..grid }
     }
-}
-
-/// Squares of 128 queries by 128 keys that hold a pair which counts: all of a head, and those of its last queries. A tile of queries sees
-/// one square more than the tile before it, between none and all.
-fn squares(queries: usize, keys: usize, causal: bool) -> (f64, f64) {
-    let [tiles, most] = [queries, keys].map(|count| count.div_ceil(ROWS) as i64);
-    let before = if causal { -(queries as i64 - keys as i64).div_euclid(ROWS as i64) } else { most };
-    let up_to = |tile: i64| {
-        let rising = tile.clamp(0, most);
-        rising * (rising + 1) / 2 + (tile - rising).max(0) * most
-    };
-    let last = before + tiles;
-    ((up_to(last) - up_to(before)) as f64, last.clamp(0, most) as f64)
 }
 
 /// Whether attention, or its gradient, is one for warpgroups, with tiles of so many keys and these rows by tensor maps.
@@ -280,23 +243,4 @@ pub(super) fn section(kernel: &AttentionKernel, shape: &AttentionShape) -> usize
 pub(super) fn evened(heads: usize, bytes: usize) -> usize {
     let fit = (SECTION / bytes.max(1)).max(1);
     heads.div_ceil(heads.div_ceil(fit).max(1)).max(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn squares_are_those_of_every_tile() {
-        for (queries, keys) in
-            [(0, 5), (1, 1), (127, 128), (129, 1000), (1000, 129), (1500, 1500), (640, 64), (4096, 8192)]
-        {
-            let seen = |tile: usize| ((tile + 1) * ROWS + keys).saturating_sub(queries).min(keys).div_ceil(ROWS);
-            let each: Vec<usize> = (0..queries.div_ceil(ROWS)).map(seen).collect();
-            let last = each.last().map_or(squares(queries, keys, true).1, |&last| last as f64);
-            assert_eq!(squares(queries, keys, true), (each.iter().sum::<usize>() as f64, last), "{queries} {keys}");
-            let all = keys.div_ceil(ROWS);
-            assert_eq!(squares(queries, keys, false), ((each.len() * all) as f64, all as f64), "{queries} {keys}");
-        }
-    }
 }

@@ -17,6 +17,7 @@ use deuteron_graph::Dtype;
 
 use super::hopper::{Groups, Walk, section};
 use super::text::{HOPPER, HOPPER_ATTEND, text};
+use super::time::{Following, launch_us};
 use super::words::{RESULT_AT, is_aligned, words};
 use crate::kernel::{AttentionKernel, AttentionMask, AttentionShape, HeadStrides};
 use crate::norm::{AddNorm, NormKind};
@@ -33,12 +34,10 @@ const BOARD_BYTES: usize = (1 + PLACES) * 8 + 4 * 4;
 const BATCH: usize = 32;
 /// What is kept begins with how many numbers were drawn and how often it was launched.
 const STATE_BYTES: usize = 256;
-/// What a launch waits for beyond the sums of its kernels, in barriers over all blocks: the last rows are normalised when all else is done.
-/// Fitted to `h200-launches-peers.csv`.
+/// What a launch waits for, in barriers over all blocks, which is part of its time: the last rows are normalised when all else is done.
 const WAITS: f64 = 1.5;
 /// The same with a projection: besides, the first parts wait for heads, and while the last ones are computed blocks run out of work.
-/// So much that no search takes it at the sizes of `h200-crossover.csv`, where it wins 2 % at most; the layers of GPT-2 lose as much by it.
-const PROJECTED_WAITS: f64 = 25.0;
+const PROJECTED_WAITS: f64 = 7.0;
 /// Elements have 32-bit numbers.
 const MAX_ELEMENTS: usize = 1 << 31;
 
@@ -201,6 +200,14 @@ impl RowExchange {
             && (stride * 2).is_multiple_of(16)
             && request.rows() * cols.max(stride).max(request.inner()) < MAX_ELEMENTS;
         fits.then_some(RowExchange { groups, cols, norm, projection })
+    }
+
+    /// Time of a launch on an H200, roughly.
+    pub(super) fn microseconds(&self, request: ExchangeRequest<'_>, target: &CudaTarget) -> f64 {
+        let (rows, cols) = (request.rows(), request.cols());
+        let projection = self.projection.map(|_| 2.0 * (rows * cols) as f64 * request.inner() as f64);
+        let following = Following { bytes: 3 * rows * cols * request.kernel.dtype.bytes(), projection };
+        launch_us(&self.groups, request.kernel, &request.shape, following, target.processors)
     }
 
     /// What a launch waits for beyond the sums of its kernels, in barriers over all blocks.

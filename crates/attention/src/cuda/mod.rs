@@ -10,6 +10,7 @@ pub mod rows;
 pub mod scores;
 pub(crate) mod text;
 pub mod tiles;
+mod time;
 mod words;
 
 #[cfg(test)]

@@ -54,8 +54,8 @@ impl Family<CudaTarget> for AttentionRowsFamily {
             return None;
         }
         let lowered = rows::lower(&group, fit);
-        let (waits, drawback) = price(&lowered, target);
-        let work = move || Work { waits, drawback, ..primitive_work(&group) };
+        let Work { waits, microseconds, drawback, .. } = price(&lowered, target);
+        let work = move || Work { waits, microseconds, drawback, ..primitive_work(&group) };
         offered(work, move || kernel(lowered, target))
     }
 }
@@ -141,14 +141,17 @@ fn exchange_request(lowered: &LoweredAttentionRows) -> ExchangeRequest<'_> {
     ExchangeRequest { kernel, shape, norm: norm.as_ref(), product: None, args }
 }
 
-/// What a launch waits for, in barriers over all blocks, and why separate kernels are faster, if they are.
-fn price(lowered: &LoweredAttentionRows, target: &CudaTarget) -> (f64, Option<&'static str>) {
+/// What is not counted: the time of a launch if it is known, what it waits for beyond the sums of both kernels, and why separate kernels are faster, if
+/// they are.
+fn price(lowered: &LoweredAttentionRows, target: &CudaTarget) -> Work {
     if let Some(exchange) = exchange(lowered, target) {
-        return (exchange.waits(), exchange.drawback());
+        let microseconds = Some(exchange.microseconds(exchange_request(lowered), target));
+        return Work { microseconds, waits: exchange.waits(), drawback: exchange.drawback(), ..Work::default() };
     }
     let alone = forward::choose(&attention_alone(lowered), target);
     let by_warpgroups = matches!(alone, ForwardVariant::Hopper(_));
-    (WAITS, by_warpgroups.then_some("attention alone runs on warpgroups, and with this epilogue it does not"))
+    let drawback = by_warpgroups.then_some("attention alone runs on warpgroups, and with this epilogue it does not");
+    Work { waits: WAITS, drawback, ..Work::default() }
 }
 
 /// As attention alone, but for what only Hopper has.

@@ -40,8 +40,9 @@ impl Family<CudaTarget> for MmaRoutedFamily {
         let group = request.group;
         let fit = fit(&group, target)?;
         let (shape, dtype) = (fit.shape.clone(), fit.operands[0].dtype);
+        let microseconds = target.arch.has_wgmma().then(|| microseconds(&fit, target));
         offered(
-            move || route::work(&shape, dtype),
+            move || route::work(&shape, dtype, microseconds),
             move || MmaRoutedKernel::new(sides::lower(&group, fit), target).kernel(target),
         )
     }
@@ -61,6 +62,20 @@ fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
     let longest = if a.dtype == Dtype::I8 { MAX_BYTES } else { mma::MAX_SIZE };
     let sized = shape.k < longest && Routing::new(shape, table, SMALLEST).fits(shape, target);
     (known && sized).then_some(fit)
+}
+
+/// Time of a launch on an H200, roughly.
+fn microseconds(fit: &MatmulFit, target: &CudaTarget) -> f64 {
+    let (shape, [left, table]) = (&fit.shape, &fit.operands);
+    let routing = Routing::new(shape, table, SMALLEST);
+    let padded = padded(shape, &routing);
+    let problem = Problem::new(&padded, left.dtype, operands(shape, &fit.operands, target), target);
+    routing.microseconds(shape, left.dtype, problem.microseconds(mma::fastest(&problem)), target.processors)
+}
+
+/// The matmul of all rows and of those that fill the last tile of an expert.
+fn padded(shape: &MatmulShape, routing: &Routing) -> MatmulShape {
+    MatmulShape { m: routing.usual_row_tiles() * SMALLEST, ..shape.clone() }
 }
 
 /// The operands of a routed matmul. Of an axis of one, the stride means nothing.
@@ -85,7 +100,7 @@ impl MmaRoutedKernel {
         let LoweredMatmul { product: matmul, launch } = lowered;
         let operands = operands(&launch.shape, &launch.args, target);
         let routing = Routing::new(&launch.shape, &launch.args[TABLE], SMALLEST);
-        let padded = MatmulShape { m: routing.usual_row_tiles() * SMALLEST, ..launch.shape.clone() };
+        let padded = padded(&launch.shape, &routing);
         let tile = mma::fastest(&Problem::new(&padded, matmul.left, operands, target));
         MmaRoutedKernel { matmul: MmaKernel { matmul, launch, tile, operands } }
     }

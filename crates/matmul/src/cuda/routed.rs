@@ -39,8 +39,11 @@ impl Family<CudaTarget> for RoutedFamily {
         let group = request.group;
         let fit = fit(&group, target)?;
         let (shape, dtype) = (fit.shape.clone(), fit.operands[0].dtype);
+        let routing = Routing::new(&shape, &fit.operands[1], ROWS);
+        let (_, multiplied) = hopper::fastest_routed(routing.usual_row_tiles(), &shape, dtype, target.processors);
+        let microseconds = routing.microseconds(&shape, dtype, multiplied, target.processors);
         offered(
-            move || route::work(&shape, dtype),
+            move || route::work(&shape, dtype, Some(microseconds)),
             move || RoutedKernel::new(sides::lower(&group, fit), target).kernel(target),
         )
     }
@@ -86,7 +89,7 @@ impl RoutedKernel {
         let LoweredMatmul { product, launch } = lowered;
         let routing = Routing::new(&launch.shape, &launch.args[TABLE], ROWS);
         let tiles = routing.usual_row_tiles();
-        let tile = hopper::fastest_routed(tiles, &launch.shape, product.left, target.processors);
+        let (tile, _) = hopper::fastest_routed(tiles, &launch.shape, product.left, target.processors);
         RoutedKernel { matmul: HopperKernel { matmul: product, launch, tile, updates: Vec::new() }, routing }
     }
 

@@ -44,7 +44,7 @@ fn tiles_of_bytes_are_taken_in_turn_where_there_are_many() {
     assert_eq!(of_operands(Dtype::I8, 4096, 4096, 4096).tile, TURNS);
     assert!(turns(8192, 768, 3072) && !turns(1024, 768, 3072) && !turns(1024, 3072, 768));
     // Routed rows are gathered more slowly: wide tiles gather them less often.
-    let columns = |dtype| fastest_routed(132, &shape(16384, 4096, 4096), dtype, 132).columns;
+    let columns = |dtype| fastest_routed(132, &shape(16384, 4096, 4096), dtype, 132).0.columns;
     assert_eq!((columns(Dtype::I8), columns(Dtype::Bf16)), (256, 192));
 }
 

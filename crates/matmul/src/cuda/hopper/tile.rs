@@ -142,16 +142,17 @@ pub(in crate::cuda) fn walk_us(tile: &HopperTile, shape: &MatmulShape, processor
     tile_us(tile, shape, Following::default(), 1, processors)
 }
 
-/// How rows that are routed to experts are cut, of which there are so many tiles along the rows. They are gathered more slowly than whole
-/// tiles are fetched.
+/// How rows that are routed to experts are cut, of which there are so many tiles along the rows, and the time of these. They are gathered more
+/// slowly than whole tiles are fetched.
 pub(in crate::cuda) fn fastest_routed(
     row_tiles: usize,
     shape: &MatmulShape,
     operands: Dtype,
     processors: usize,
-) -> HopperTile {
+) -> (HopperTile, f64) {
     let shape = MatmulShape { m: row_tiles * ROWS, ..shape.clone() };
     let time = |tile: &HopperTile| warps_us(tile, &shape, Types::of(operands), processors, GATHERED);
     let tiles = tiles(&shape, Types::of(operands)).filter(HopperTile::can_be_routed);
-    tiles.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TURNS)
+    let tile = tiles.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TURNS);
+    (tile, time(&tile))
 }
