@@ -38,7 +38,7 @@ fn pages_fit_narrow_and_wide_windows() {
         writeln!(std::io::stderr(), "warning: no chromium on PATH: {count} pages of the guide are not opened").unwrap();
         return;
     };
-    let folder = std::env::temp_dir().join(format!("deuteron-guide-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("deuteron-guide-pages-{}", std::process::id()));
     let pages = folder.join("html");
     fs::create_dir_all(&folder).unwrap();
     html::write(&book, &pages).unwrap();
