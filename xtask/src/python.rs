@@ -151,8 +151,8 @@ fn pytest(root: &Path, python: &Path, options: &[String], log: &Log) -> Result<(
     let config = root.join("python").join("pyproject.toml");
     let mut pytest = Command::new(python);
     pytest.args(["-m", "pytest", "-p", "no:cacheprovider", "-c"]).arg(config).arg("--rootdir").arg(&tests);
-    // Tests start some dozen processes that import PyTorch and transformers. Where Python may not keep what it compiled, each compiles all of
-    // their modules again, which takes as long as all else of an import.
+    // Some tests start processes that import PyTorch and transformers. pip installed these without bytecode, so bytecode is cached below `target/`,
+    // also where the environment forbids it: otherwise each process compiles every module again.
     pytest.env_remove("PYTHONDONTWRITEBYTECODE").env("PYTHONPYCACHEPREFIX", root.join("target").join("pycache"));
     log.run(pytest.args(options).arg(&tests).current_dir(root.join("target")), "pytest")
 }

@@ -1,6 +1,6 @@
 //! The pages in a real browser, in a narrow and in a wide window. Without Chromium on the search path this says so and tests nothing.
 
-// The report's test uses all of it.
+// The test of the report page has this module and uses all of it; opening pages takes less.
 #[allow(dead_code)]
 #[path = "../../../crates/report/tests/all/browser/chromium.rs"]
 mod chromium;
