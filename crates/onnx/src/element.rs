@@ -3,6 +3,8 @@
 use deuteron_graph::{Dtype, round_to_odd};
 use half::{bf16, f16};
 
+use crate::small_float::{SmallFloat, power_of_two};
+
 /// An element type of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Element {
@@ -11,6 +13,16 @@ pub(crate) enum Element {
     Bf16,
     F64,
     F8e4m3,
+    F8e4m3Fnuz,
+    F8e5m2,
+    F8e5m2Fnuz,
+    F4e2m1,
+    /// A power of two without sign.
+    F8e8m0,
+    I2,
+    U2,
+    I4,
+    U4,
     I8,
     U8,
     I16,
@@ -40,6 +52,15 @@ impl Element {
             13 => Element::U64,
             16 => Element::Bf16,
             17 => Element::F8e4m3,
+            18 => Element::F8e4m3Fnuz,
+            19 => Element::F8e5m2,
+            20 => Element::F8e5m2Fnuz,
+            21 => Element::U4,
+            22 => Element::I4,
+            23 => Element::F4e2m1,
+            24 => Element::F8e8m0,
+            25 => Element::U2,
+            26 => Element::I2,
             _ => return None,
         })
     }
@@ -57,14 +78,15 @@ impl Element {
         }
     }
 
-    /// Its dtype in a graph: 64-bit floats become `f32`, all wider integers `i32`, bytes `i8`.
+    /// Its dtype in a graph: 64-bit floats become `f32`, all wider integers `i32`, bytes and parts of them `i8`. Small floats
+    /// that a graph does not have become the next that holds all of their values.
     pub fn dtype(self) -> Dtype {
         match self {
-            Element::F32 | Element::F64 => Dtype::F32,
-            Element::F16 => Dtype::F16,
+            Element::F32 | Element::F64 | Element::F8e8m0 => Dtype::F32,
+            Element::F16 | Element::F8e4m3Fnuz | Element::F8e5m2 | Element::F8e5m2Fnuz | Element::F4e2m1 => Dtype::F16,
             Element::Bf16 => Dtype::Bf16,
             Element::F8e4m3 => Dtype::F8e4m3,
-            Element::I8 | Element::U8 => Dtype::I8,
+            Element::I2 | Element::U2 | Element::I4 | Element::U4 | Element::I8 | Element::U8 => Dtype::I8,
             Element::I16 | Element::U16 | Element::I32 | Element::U32 | Element::I64 | Element::U64 => Dtype::I32,
             Element::Bool => Dtype::Bool,
         }
@@ -74,9 +96,25 @@ impl Element {
         matches!(self, Element::F32 | Element::F16 | Element::Bf16 | Element::F64)
     }
 
+    /// What a small float is made of.
+    pub fn small_float(self) -> Option<SmallFloat> {
+        Some(match self {
+            Element::F8e4m3 => SmallFloat::E4M3,
+            Element::F8e4m3Fnuz => SmallFloat::E4M3_FNUZ,
+            Element::F8e5m2 => SmallFloat::E5M2,
+            Element::F8e5m2Fnuz => SmallFloat::E5M2_FNUZ,
+            Element::F4e2m1 => SmallFloat::E2M1,
+            _ => return None,
+        })
+    }
+
     /// The least and the largest value of an integer of at most 16 bits.
     pub fn range(self) -> Option<(f64, f64)> {
         Some(match self {
+            Element::I2 => (-2.0, 1.0),
+            Element::U2 => (0.0, 3.0),
+            Element::I4 => (-8.0, 7.0),
+            Element::U4 => (0.0, 15.0),
             Element::I8 => (-128.0, 127.0),
             Element::U8 => (0.0, 255.0),
             Element::I16 => (-32_768.0, 32_767.0),
@@ -90,31 +128,66 @@ impl Element {
         float.filter(|_| self.is_float()).unwrap_or(self.dtype())
     }
 
-    /// Bytes of an element in the file.
-    pub fn bytes(self) -> usize {
-        match self {
-            Element::F64 | Element::I64 | Element::U64 => 8,
-            Element::F32 | Element::I32 | Element::U32 => 4,
-            Element::F16 | Element::Bf16 | Element::I16 | Element::U16 => 2,
-            Element::F8e4m3 | Element::I8 | Element::U8 | Element::Bool => 1,
+    /// What it is as an input of a graph: 8-bit floats, which a graph stores but does not read, are passed as 16-bit ones.
+    pub fn input_dtype(self, float: Option<Dtype>) -> Dtype {
+        match self.dtype_with(float) {
+            Dtype::F8e4m3 => Dtype::F16,
+            dtype => dtype,
         }
     }
 
-    /// The value of an element from its little-endian bytes, of which there are [`Element::bytes`].
+    /// Bits of an element in the file.
+    pub fn bits(self) -> usize {
+        match self {
+            Element::F64 | Element::I64 | Element::U64 => 64,
+            Element::F32 | Element::I32 | Element::U32 => 32,
+            Element::F16 | Element::Bf16 | Element::I16 | Element::U16 => 16,
+            Element::F8e4m3 | Element::F8e4m3Fnuz | Element::F8e5m2 | Element::F8e5m2Fnuz | Element::F8e8m0 => 8,
+            Element::I8 | Element::U8 | Element::Bool => 8,
+            Element::F4e2m1 | Element::I4 | Element::U4 => 4,
+            Element::I2 | Element::U2 => 2,
+        }
+    }
+
+    /// Bytes of so many elements in the file: parts of bytes lie side by side, the first in the lowest bits.
+    pub fn bytes_of(self, elements: usize) -> usize {
+        elements.saturating_mul(self.bits()).div_ceil(8)
+    }
+
+    /// The values of elements from their bytes, at most `count`.
+    pub fn values(self, bytes: &[u8], count: usize) -> impl ExactSizeIterator<Item = f64> {
+        let bits = self.bits();
+        (0..count.min(bytes.len() * 8 / bits)).map(move |index| match bits {
+            8.. => self.decode(&bytes[index * (bits / 8)..][..bits / 8]),
+            _ => self.value_of_bits(u64::from(bytes[index * bits / 8] >> (index * bits % 8))),
+        })
+    }
+
+    /// The value of an element of whole bytes from these, little-endian.
     pub fn decode(self, bytes: &[u8]) -> f64 {
         let mut wide = [0; 8];
         wide[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
         self.value_of_bits(u64::from_le_bytes(wide))
     }
 
-    /// The value of an element from its bits.
+    /// The value of an element from its bits, above which may be others.
     pub fn value_of_bits(self, bits: u64) -> f64 {
+        let low = |width: u32| (bits << (64 - width)) as i64 >> (64 - width);
         match self {
             Element::F32 => f32::from_bits(bits as u32).into(),
             Element::F16 => f16::from_bits(bits as u16).into(),
             Element::Bf16 => bf16::from_bits(bits as u16).into(),
             Element::F64 => f64::from_bits(bits),
-            Element::F8e4m3 => f8e4m3(bits as u8),
+            Element::F8e4m3 => SmallFloat::E4M3.value_of_bits(bits),
+            Element::F8e4m3Fnuz => SmallFloat::E4M3_FNUZ.value_of_bits(bits),
+            Element::F8e5m2 => SmallFloat::E5M2.value_of_bits(bits),
+            Element::F8e5m2Fnuz => SmallFloat::E5M2_FNUZ.value_of_bits(bits),
+            Element::F4e2m1 => SmallFloat::E2M1.value_of_bits(bits),
+            Element::F8e8m0 => power_of_two(bits),
+            Element::I2 => low(2) as f64,
+            Element::U2 => (bits & 3) as f64,
+            Element::I4 => low(4) as f64,
+            Element::U4 => (bits & 15) as f64,
             Element::I8 => (bits as i8).into(),
             Element::U8 => (bits as u8).into(),
             Element::I16 => (bits as i16).into(),
@@ -133,7 +206,8 @@ impl Element {
             Element::F32 => (value as f32).into(),
             Element::F16 => f16::from_f32(round_to_odd(value)).into(),
             Element::Bf16 => bf16::from_f32(round_to_odd(value)).into(),
-            Element::F64 | Element::F8e4m3 => value,
+            Element::F64 | Element::F8e4m3 | Element::F8e4m3Fnuz | Element::F8e5m2 | Element::F8e5m2Fnuz => value,
+            Element::F4e2m1 | Element::F8e8m0 => value,
             Element::Bool => f64::from(value != 0.0),
             _ => value.trunc(),
         }
@@ -164,17 +238,6 @@ pub(crate) fn as_written(value: f64) -> f64 {
     if f64::from(narrow) == value { narrow.to_string().parse().unwrap_or(value) } else { value }
 }
 
-/// Sign, 4 exponent bits of bias 7, 3 fraction bits; all ones is NaN, there is no infinity.
-fn f8e4m3(bits: u8) -> f64 {
-    let (exponent, fraction) = (i32::from(bits >> 3 & 15), f64::from(bits & 7));
-    let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };
-    match (exponent, bits & 7) {
-        (15, 7) => f64::NAN,
-        (0, _) => sign * fraction * f64::powi(2.0, -9),
-        _ => sign * (1.0 + fraction / 8.0) * f64::powi(2.0, exponent - 7),
-    }
-}
-
 /// The nearest of its values, of two the even one; beyond the largest, that one.
 fn f8e4m3_bits(value: f64) -> u8 {
     if value.is_nan() {
@@ -182,7 +245,7 @@ fn f8e4m3_bits(value: f64) -> u8 {
     }
     let size = value.abs();
     let nearest = (0..0x7f_u8).min_by(|&a, &b| {
-        let distance = |bits: u8| (f8e4m3(bits) - size).abs();
+        let distance = |bits: u8| (SmallFloat::E4M3.value_of_bits(bits.into()) - size).abs();
         distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1)))
     });
     nearest.unwrap_or(0) | if value.is_sign_negative() { 0x80 } else { 0 }

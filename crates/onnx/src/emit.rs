@@ -99,11 +99,16 @@ impl Emitter<'_> {
         element.dtype_with(self.float)
     }
 
+    /// What an element type is as an input of this graph.
+    pub fn input_dtype(&self, element: Element) -> Dtype {
+        element.input_dtype(self.float)
+    }
+
     /// An initializer as a weight of the graph, whose data stay where they are.
     pub fn weight(&mut self, position: usize) -> Result<NodeId, GraphError> {
         let tensor = &self.translated.tensors[position];
         let name = self.name("in", &tensor.name);
-        let dtype = self.dtype(tensor.element);
+        let dtype = self.input_dtype(tensor.element);
         let input = self.graph.weight(&name, dtype, tensor.shape.clone())?;
         self.weights.push(Weight::stored(name, tensor, dtype));
         Ok(input)
@@ -114,7 +119,7 @@ impl Emitter<'_> {
         let mut nodes = Vec::new();
         for input in &self.translated.inputs {
             let name = self.name("in", &input.name);
-            let dtype = self.dtype(input.element);
+            let dtype = self.input_dtype(input.element);
             nodes.push(self.graph.input(&name, dtype, input.shape.clone())?);
             self.inputs.push((input.name.clone(), name));
         }
@@ -203,7 +208,11 @@ impl Emitter<'_> {
         let node = ir.node(id);
         let x = operands.first().copied();
         let first = || x.ok_or_else(|| unsupported("an operation without operands"));
+        let is_byte = |inputs: &[Id]| inputs.iter().all(|&input| ir.element(input).dtype() == Dtype::I8);
         match &node.kind {
+            Kind::Unary(_) | Kind::Binary(_) | Kind::Function(_) | Kind::Reduce { .. } if is_byte(&node.inputs) => {
+                self.byte_arithmetic(id, operands)
+            }
             Kind::Unary(op) => self.graph.unary(*op, first()?),
             Kind::Binary(op) => {
                 let (a, b) = self.scalars(id, operands)?;
@@ -288,87 +297,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// Of two integers the one that compares.
-    fn larger(&mut self, op: CompareOp, a: NodeId, b: NodeId) -> Result<NodeId, GraphError> {
-        let is_first = self.graph.compare(op, a, b)?;
-        self.graph.select(is_first, a, b)
-    }
-
-    /// Bytes and truth values as floats.
-    fn byte_value(&mut self, x: NodeId, element: Element) -> Result<NodeId, GraphError> {
-        self.cast(x, element, Element::F32)
-    }
-
-    /// Truth values and bytes are selected as floats.
-    fn select(&mut self, operands: &[NodeId], element: Element) -> Result<NodeId, GraphError> {
-        if !matches!(element, Element::Bool | Element::I8) {
-            return self.graph.select(operands[0], operands[1], operands[2]);
-        }
-        let (a, b) = (self.graph.cast(operands[1], Dtype::F32)?, self.graph.cast(operands[2], Dtype::F32)?);
-        let chosen = self.graph.select(operands[0], a, b)?;
-        self.cast(chosen, Element::F32, element)
-    }
-
-    /// An unsigned byte is stored as the signed one of the same bits.
-    fn cast(&mut self, x: NodeId, from: Element, to: Element) -> Result<NodeId, GraphError> {
-        let (own, target) = (self.graph.node(x).dtype, self.dtype(to));
-        if from == Element::U8 && target.is_float() {
-            let signed = self.graph.cast(x, target)?;
-            let wrap = self.graph.constant(256.0, target)?;
-            let upper = self.graph.add(signed, wrap)?;
-            let zero = self.graph.constant(0.0, target)?;
-            let is_upper = self.graph.compare(CompareOp::Lt, signed, zero)?;
-            return self.graph.select(is_upper, upper, signed);
-        }
-        if to == Element::U8 && own.is_float() {
-            let whole = self.trunc_of(x)?;
-            let wrap = self.graph.constant(-256.0, own)?;
-            let lower = self.graph.add(whole, wrap)?;
-            let most = self.graph.constant(127.0, own)?;
-            let is_upper = self.graph.compare(CompareOp::Gt, whole, most)?;
-            let signed = self.graph.select(is_upper, lower, whole)?;
-            return self.graph.cast(signed, Dtype::I8);
-        }
-        if to == Element::I8 && own.is_float() {
-            let whole = self.trunc_of(x)?;
-            return self.graph.cast(whole, Dtype::I8);
-        }
-        match (own, target) {
-            (same, dtype) if same == dtype => {
-                let shape = self.graph.node(x).shape.clone();
-                self.graph.reshape(x, shape)
-            }
-            (dtype, Dtype::Bool) if dtype.is_float() || dtype == Dtype::I32 => {
-                let zero = self.graph.constant(0.0, dtype)?;
-                self.graph.compare(CompareOp::Ne, x, zero)
-            }
-            (Dtype::Bool, Dtype::I32) => {
-                let one = self.graph.constant(1.0, Dtype::I32)?;
-                let zero = self.graph.constant(0.0, Dtype::I32)?;
-                self.graph.select(x, one, zero)
-            }
-            _ if from == Element::U8 || to == Element::U8 => Err(unsupported("unsigned bytes are not computed with")),
-            (dtype, Dtype::I32) if dtype.is_float() => {
-                Err(unsupported("a cast from floats to integers is not a primitive"))
-            }
-            (_, dtype) => self.graph.cast(x, dtype),
-        }
-    }
-
-    /// Towards zero, where the value is not whole already.
-    fn trunc_of(&mut self, x: NodeId) -> Result<NodeId, GraphError> {
-        match self.graph.node(x).dtype {
-            Dtype::F32 => self.trunc(x),
-            dtype => {
-                let wide = self.graph.cast(x, Dtype::F32)?;
-                let whole = self.trunc(wide)?;
-                self.graph.cast(whole, dtype)
-            }
-        }
-    }
-
     /// A reduction over any axes: they are moved to the end and taken as one.
-    fn reduce(&mut self, x: NodeId, op: Reduction, axes: &[usize], shape: &Shape) -> Result<NodeId, GraphError> {
+    pub fn reduce(&mut self, x: NodeId, op: Reduction, axes: &[usize], shape: &Shape) -> Result<NodeId, GraphError> {
         let from = self.graph.node(x).shape.clone();
         let kept: Vec<usize> = (0..from.rank()).filter(|axis| !axes.contains(axis)).collect();
         let permutation: Vec<usize> = kept.iter().chain(axes).copied().collect();

@@ -54,7 +54,7 @@ impl Emitter<'_> {
     /// A folded constant as a weight. Layers often compute the same tables: each is passed once.
     fn folded(&mut self, name: &str, element: Element, constant: &Constant) -> Result<NodeId, GraphError> {
         let mut weight =
-            Weight::folded(String::new(), format!("constant.{name}"), element, self.dtype(element), constant);
+            Weight::folded(String::new(), format!("constant.{name}"), element, self.input_dtype(element), constant);
         let mut hasher = DefaultHasher::new();
         if let Location::Folded(bytes) = &weight.location {
             bytes.hash(&mut hasher);

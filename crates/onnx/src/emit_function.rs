@@ -140,7 +140,7 @@ impl Emitter<'_> {
         self.graph.constant(value, Dtype::F32)
     }
 
-    fn plus(&mut self, x: NodeId, value: f64) -> Value {
+    pub(crate) fn plus(&mut self, x: NodeId, value: f64) -> Value {
         let value = self.number(value)?;
         self.graph.add(x, value)
     }

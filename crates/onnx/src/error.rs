@@ -134,7 +134,7 @@ pub enum OnnxError {
         got: i64,
     },
     /// An element type without a counterpart.
-    #[error("`{value}` has ONNX element type {got}; expected a float, integer or bool tensor of 8 to 64 bits")]
+    #[error("`{value}` has ONNX element type {got}; expected a float, integer or bool tensor")]
     ElementType {
         /// the tensor
         value: String,
@@ -237,7 +237,7 @@ fn unsupported(op: &str) -> &'static str {
              after it with onnx.utils.extract_model"
         }
         "Cast" | "CastLike" => {
-            "this type is not supported: cast to a float, integer or bool type of 8 to 64 bits, or cut the model before it with \
+            "this type is not supported: cast to a float, integer or bool type, or cut the model before it with \
              onnx.utils.extract_model"
         }
         _ => {

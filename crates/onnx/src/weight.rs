@@ -146,11 +146,11 @@ impl Weight {
             }
             Location::External(place) => external::read(place)?,
         };
-        let is_as_stored = self.element.dtype() == dtype && self.element.bytes() == dtype.bytes();
+        let is_as_stored = self.element.dtype() == dtype && self.element.bits() == 8 * dtype.bytes();
         let bytes = if !is_as_stored {
             let mut bytes = memory::room(shape.elements() * dtype.bytes());
-            let elements = stored.chunks_exact(self.element.bytes());
-            elements.for_each(|element| encode(dtype, self.element.decode(element), &mut bytes));
+            let values = self.element.values(&stored, shape.elements());
+            values.for_each(|value| encode(dtype, value, &mut bytes));
             bytes
         } else {
             stored
@@ -177,7 +177,7 @@ impl StoredTensor {
         let shape = shape_of(name, &tensor.dims)?;
         let elements = shape.elements();
         let location = if tensor.is_external {
-            Location::External(external::locate(tensor, (elements * element.bytes()) as u64, folder)?)
+            Location::External(external::locate(tensor, element.bytes_of(elements) as u64, folder)?)
         } else {
             inline(tensor, name, element, elements)?
         };
@@ -190,7 +190,7 @@ impl StoredTensor {
         let Location::Model { offset, .. } = self.location else { return false };
         let Some([rows, cols]) = self.shape.last_chunk::<2>().copied() else { return false };
         let is_square = rows == cols && rows > 1 && self.shape.elements() > 0;
-        let size = self.element.bytes();
+        let size = self.element.bytes_of(1);
         let value = |index: usize| file.get(offset + index * size..offset + (index + 1) * size);
         let (Some(first), Some(second), true) = (value(0), value(1), is_square) else { return false };
         match (self.element.decode(first), self.element.decode(second)) {
@@ -203,37 +203,27 @@ impl StoredTensor {
     /// Its values as a constant.
     pub fn decode(&self, file: &[u8]) -> Result<Constant, OnnxError> {
         let element = self.element;
-        let values = |bytes: &[u8], size: usize, decode: &dyn Fn(&[u8]) -> f64| {
-            Constant::dense(
-                self.shape.clone(),
-                memory::collected(bytes.chunks_exact(size).map(decode)),
-                element == Element::Bool,
-            )
+        let values = |bytes: &[u8], stored: Element| {
+            let values = stored.values(bytes, self.shape.elements());
+            Constant::dense(self.shape.clone(), memory::collected(values), element == Element::Bool)
         };
         Ok(match &self.location {
             Location::Model { offset, length } => {
-                let bytes = file.get(*offset..offset + length).unwrap_or_default();
-                values(bytes, element.bytes(), &|bytes| element.decode(bytes))
+                values(file.get(*offset..offset + length).unwrap_or_default(), element)
             }
-            Location::External(place) => {
-                values(&external::read(place)?, element.bytes(), &|bytes| element.decode(bytes))
-            }
-            Location::Folded(bytes) => {
-                let dtype = element.dtype();
-                let narrow = match dtype {
-                    Dtype::F32 => Element::F32,
-                    Dtype::I32 => Element::I32,
-                    _ => element,
-                };
-                values(bytes, dtype.bytes(), &|bytes| narrow.decode(bytes))
-            }
+            Location::External(place) => values(&external::read(place)?, element),
+            // An unsigned byte is stored as the signed one of the same bits.
+            Location::Folded(bytes) if element == Element::U8 => values(bytes, element),
+            Location::Folded(bytes) => values(bytes, Element::of(element.dtype())),
         })
     }
 }
 
 /// Data within the model's file. Raw bytes and packed floats are left where they are; packed varints are decoded.
 fn inline(tensor: &Tensor, name: &str, element: Element, elements: usize) -> Result<Location, OnnxError> {
-    let expected = elements * element.bytes();
+    let expected = element.bytes_of(elements);
+    // Parts of bytes are packed, also in a field of numbers.
+    let (is_packed, numbers) = if element.bits() < 8 { (true, expected) } else { (false, elements) };
     let wrong_length =
         |got: usize| OnnxError::TensorLength { tensor: name.to_string(), expected: expected as u64, got: got as u64 };
     let in_place = |reader: Reader| match reader.len() == expected {
@@ -244,13 +234,13 @@ fn inline(tensor: &Tensor, name: &str, element: Element, elements: usize) -> Res
         return in_place(raw);
     }
     let packed = tensor.packed.map_or(0, |(_, packed)| packed.len());
-    let mut bits = memory::room(tensor.loose.len() + packed.min(elements + 1));
+    let mut bits = memory::room(tensor.loose.len() + packed.min(numbers + 1));
     bits.extend_from_slice(&tensor.loose);
     match tensor.packed {
         Some((4, packed)) if element == Element::F32 => return in_place(packed),
         Some((10, packed)) if element == Element::F64 => return in_place(packed),
         Some((5 | 7 | 11, mut packed)) => {
-            while packed.len() > 0 && bits.len() <= elements {
+            while packed.len() > 0 && bits.len() <= numbers {
                 bits.push(packed.varint()?);
             }
         }
@@ -260,10 +250,15 @@ fn inline(tensor: &Tensor, name: &str, element: Element, elements: usize) -> Res
         }
         None => {}
     }
-    if bits.len() != elements {
-        return Err(wrong_length(bits.len() * element.bytes()));
+    if bits.len() != numbers {
+        return Err(wrong_length(element.bytes_of(bits.len())));
     }
     let mut bytes = memory::room(elements * element.dtype().bytes());
+    if is_packed {
+        let packed: Vec<u8> = bits.into_iter().map(|bits| bits as u8).collect();
+        element.values(&packed, elements).for_each(|value| element.encode(value, &mut bytes));
+        return Ok(Location::Folded(bytes));
+    }
     bits.into_iter().for_each(|bits| element.encode(element.value_of_bits(bits), &mut bytes));
     Ok(Location::Folded(bytes))
 }

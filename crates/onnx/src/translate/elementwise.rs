@@ -209,29 +209,6 @@ impl<'a> Translator<'a, '_> {
         Ok(vec![result])
     }
 
-    fn cast(&mut self, call: &Call) -> Results {
-        let number = call.int("to", 0);
-        let element = Element::from_number(number)
-            .ok_or_else(|| Problem::Opaque(format!("it casts to ONNX element type {number}, which is not known")))?;
-        self.cast_to(call, element)
-    }
-
-    fn cast_like(&mut self, call: &Call) -> Results {
-        let element = self.ir.element(call.input(1)?);
-        self.cast_to(call, element)
-    }
-
-    /// `saturate` and `round_mode` are about 8-bit floats alone.
-    fn cast_to(&mut self, call: &Call, element: Element) -> Results {
-        let saturates = call.int("saturate", 1) != 0;
-        call.word("round_mode", &["up", "down", "nearest"])?;
-        if element == Element::F8e4m3 && !saturates {
-            return Err(Problem::Opaque("a cast to an 8-bit float that does not saturate is not a primitive".into()));
-        }
-        let x = self.float_of(call.input(0)?, element);
-        Ok(vec![self.ir.cast(x, element)?])
-    }
-
     /// The identity, which it is in inference.
     fn dropout(&mut self, call: &Call) -> Results {
         let x = call.input(0)?;

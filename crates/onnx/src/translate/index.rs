@@ -283,8 +283,8 @@ impl<'a> Translator<'a, '_> {
         let (op, neutral) = match reduction {
             "add" => (BinaryOp::Add, 0.0),
             "mul" => (BinaryOp::Mul, 1.0),
-            "max" => (BinaryOp::Max, f64::NEG_INFINITY),
-            _ => (BinaryOp::Min, f64::INFINITY),
+            "max" => (BinaryOp::Max, element.range().map_or(f64::NEG_INFINITY, |(least, _)| least)),
+            _ => (BinaryOp::Min, element.range().map_or(f64::INFINITY, |(_, most)| most)),
         };
         let mut turns: Vec<Vec<usize>> = Vec::new();
         let mut used = vec![0usize; count];

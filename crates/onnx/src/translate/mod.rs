@@ -6,6 +6,7 @@
 mod activation;
 mod attention;
 mod call;
+mod cast;
 mod contraction;
 mod einsum;
 mod elementwise;
@@ -201,11 +202,12 @@ impl<'a, 'm> Translator<'a, 'm> {
         if stored.element == Element::F64 && stored.shape.elements() > 1 {
             self.notes.push(format!("`{name}` is f64 and becomes f32"));
         }
+        self.note_width(name, stored.element);
         let elements = stored.shape.elements();
         let is_vector = stored.shape.iter().filter(|&&size| size != 1).count() <= 1;
         let is_light = match stored.element {
             element if element.is_float() => is_vector && elements <= FOLD_FLOAT_ELEMENTS,
-            Element::I8 | Element::U8 | Element::F8e4m3 => {
+            element if element.bits() <= 8 && element != Element::Bool => {
                 elements <= 1 || (is_vector && elements <= FOLD_FLOAT_ELEMENTS)
             }
             _ => true,
@@ -230,12 +232,21 @@ impl<'a, 'm> Translator<'a, 'm> {
         };
         let element = Element::from_number(number)
             .ok_or_else(|| OnnxError::ElementType { value: input.name.to_string(), got: number })?;
+        self.note_width(input.name, element);
         let sizes = self.sizes.of_input(input, dims)?;
         let shape = shape_of(input.name, &sizes)?;
         self.inputs.push(InputInfo { name: input.name.to_string(), element, shape: shape.clone() });
         let id = self.ir.raw(Kind::Input(self.inputs.len() - 1), &[], shape, element);
         self.bind(input.name, id);
         Ok(())
+    }
+
+    /// Says where a graph takes more memory than the file, whose type it does not have.
+    fn note_width(&mut self, name: &str, element: Element) {
+        let (bits, dtype) = (element.bits(), element.input_dtype(None));
+        if bits < 8 || (bits == 8 && dtype.bytes() > 1) {
+            self.notes.push(format!("`{}` has elements of {bits} bits and becomes {dtype}", short(name)));
+        }
     }
 
     /// The given values of an input, by which the graph is settled.

@@ -93,13 +93,8 @@ impl<'a> Translator<'a, '_> {
         let divisor = self.spread(call, x, scale)?;
         let divisor = self.ir.cast(divisor, self.ir.element(x))?;
         let mut value = self.ir.binary(BinaryOp::Div, x, divisor)?;
-        if to == Element::F8e4m3 {
-            if !saturates {
-                return Err(Problem::Opaque(
-                    "a cast to an 8-bit float that does not saturate is not a primitive".into(),
-                ));
-            }
-            return Ok(self.ir.cast(value, to)?);
+        if to.small_float().is_some() {
+            return self.rounded_to_small_float(value, to, saturates);
         }
         value = self.ir.unary(UnaryOp::Round, value)?;
         if let Some(zero) = zero
@@ -252,10 +247,5 @@ impl<'a> Translator<'a, '_> {
         let stored = self.ir.cast(value, Element::I32)?;
         self.floats.insert(stored, value);
         Ok(vec![stored])
-    }
-
-    /// A cast of what is known as floats reads the floats.
-    pub(super) fn float_of(&self, x: Id, to: Element) -> Id {
-        self.floats.get(&x).copied().filter(|_| to.is_float()).unwrap_or(x)
     }
 }

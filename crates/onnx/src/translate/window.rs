@@ -447,7 +447,8 @@ impl<'a> Translator<'a, '_> {
             return Ok(self.opaque(call, why, flops, false, vec![(self.ir.element(x), result)]));
         }
         let is_max = call.node.op == "MaxPool";
-        let fill = if is_max { f64::NEG_INFINITY } else { 0.0 };
+        let least = self.ir.element(x).range().map_or(f64::NEG_INFINITY, |(least, _)| least);
+        let fill = if is_max { least } else { 0.0 };
         let p = call.int("p", 2);
         let each = if call.node.op == "LpPool" { self.powers(x, p)? } else { x };
         let rows = self.picked_rows(each, &window.table(), fill)?;

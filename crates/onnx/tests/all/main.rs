@@ -2,6 +2,7 @@
 
 mod control;
 mod models;
+mod narrow;
 mod nodes;
 mod operators;
 mod patterns;
