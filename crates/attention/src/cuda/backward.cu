@@ -68,8 +68,9 @@ static __device__ __forceinline__ void count(const Attention& p, const Place& at
         for (int i = 0; i < Q_INNER / 8; ++i) {
             most = fmaxf(most, fmaxf(r_s[row / 2][i][first], r_s[row / 2][i][first + 1]));
         }
-        raise(r[row], most * FACTOR);
-        const float shift = shift_of(r[row].maximum);
+        raise(r[row], power_of(most, FACTOR));
+        const float shift = level_of(r[row].maximum);
+        if (is_deep(r[row].maximum)) level_row(r_s[row / 2], row % 2, r[row].maximum);
 #pragma unroll
         for (int i = 0; i < Q_INNER / 8; ++i) {
 #pragma unroll
@@ -82,12 +83,38 @@ static __device__ __forceinline__ void count(const Attention& p, const Place& at
     }
 }
 
+// Where 1 over the sum of each row of a head stands.
+static __device__ __forceinline__ float* factors_of(const Backward& p, const Place& at) {
+    const u64 heads = p.of.heads, queries = p.of.queries;
+    return (float*)(p.g_rows + p.of.batch * heads * queries) + (at.sequence * heads + at.head) * queries;
+}
+
+// The probability of a score in a row whose maximum stands in the place of its logsumexp.
+static __device__ __forceinline__ float far_probability(float score, float maximum, float factor) {
+    return ex2(fmaf(is_deep(maximum) ? levelled(score, maximum) : score, FACTOR, -level_of(maximum))) * factor;
+}
+
 template <bool HIDES>
-static __device__ __forceinline__ void add_dq(const Attention& p, const Place& at, const Queries& own, float (&r_dq)[Q_ATOMS][WIDTH / 8][4],
+static __device__ __forceinline__ void add_dq(const Backward& p, const Place& at, const Queries& own, float (&r_dq)[Q_ATOMS][WIDTH / 8][4],
                                               const float2 (&r_rows)[2 * Q_ATOMS], const Element* s_k, const Element* s_v,
                                               int key) {
     QueryTile r_s = {}, r_slope = {};
-    scores_of_queries<HIDES>(p, at, own, r_s, r_slope, s_k, s_v, key);
+    scores_of_queries<HIDES>(p.of, at, own, r_s, r_slope, s_k, s_v, key);
+    if constexpr (MASK == ADDITIVE) {
+#pragma unroll
+        for (int row = 0; row < 2 * Q_ATOMS; ++row) {
+            const int query = at.query + row * 8;
+            if (!is_far(r_rows[row].x) || query >= (int)p.of.queries) continue;
+            const float factor = factors_of(p, at)[query];
+#pragma unroll
+            for (int i = 0; i < Q_INNER / 8; ++i) {
+#pragma unroll
+                for (int e = row % 2 * 2; e < row % 2 * 2 + 2; ++e) {
+                    r_s[row / 2][i][e] = far_probability(r_s[row / 2][i][e], r_rows[row].x, factor);
+                }
+            }
+        }
+    }
 #pragma unroll
     for (int atom = 0; atom < Q_ATOMS; ++atom) {
 #pragma unroll
@@ -95,7 +122,7 @@ static __device__ __forceinline__ void add_dq(const Attention& p, const Place& a
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const int row = 2 * atom + e / 2;
-                const float probability = ex2(fmaf(r_s[atom][i][e], FACTOR, -r_rows[row].x));
+                const float s = r_s[atom][i][e], probability = is_far(r_rows[row].x) ? s : ex2(fmaf(s, FACTOR, -r_rows[row].x));
                 r_s[atom][i][e] = slope_of(probability, r_slope[atom][i][e], r_rows[row].y);
             }
         }
@@ -183,17 +210,20 @@ extern "C" __global__ void __launch_bounds__(Q_THREADS, Q_BLOCKS) backward_queri
     float2 r_rows[2 * Q_ATOMS];
 #pragma unroll
     for (int row = 0; row < 2 * Q_ATOMS; ++row) {
-        r_rows[row] = finish<4>(r[row]);
+        const Statistics joined = join<4>(r[row]);
+        r_rows[row] = ended(joined);
         const int query = at.query + row * 8;
         if ((lane & 3) == 0 && query < end) p.g_rows[of_all * of.queries + query] = r_rows[row];
+        // By all four lanes, which read it again.
+        if (MASK == ADDITIVE && query < end) factors_of(p, at)[query] = joined.sum == 0.0f ? 0.0f : 1.0f / joined.sum;
     }
 
     float r_dq[Q_ATOMS][WIDTH / 8][4] = {};
     each_tile<true>(walk, [&](const Element* s_k, const Element* s_v, int key) {
         if (key + Q_INNER <= warp_whole) {
-            add_dq<false>(of, at, own, r_dq, r_rows, s_k, s_v, key);
+            add_dq<false>(p, at, own, r_dq, r_rows, s_k, s_v, key);
         } else {
-            add_dq<true>(of, at, own, r_dq, r_rows, s_k, s_v, key);
+            add_dq<true>(p, at, own, r_dq, r_rows, s_k, s_v, key);
         }
     });
 #pragma unroll
@@ -244,8 +274,47 @@ static __device__ __forceinline__ void find_kept(u32 (&r_kept)[4], const Attenti
     }
 }
 
+// Whether a maximum stands in the place of some logsumexp of the tile.
+static __device__ __forceinline__ bool any_far(const Facing& facing, int lane) {
+    bool any = false;
+    for (int query = lane; query < K_INNER; query += 32) any |= is_far(facing.s_rows[query].x);
+    return any_of_warp(any);
+}
+
+// Scores of a tile become probabilities, where they are kept, and their slopes those of scores.
+template <bool HIDES, bool ANY_FAR>
+static __device__ __forceinline__ void weigh_keys(const Backward& p, const Place& at, const Keys& own, const Facing& facing, KeyTile& r_s,
+                                                  KeyTile& r_slope, const u32 (&r_kept)[K_ATOMS][4]) {
+#pragma unroll
+    for (int i = 0; i < K_INNER / 8; ++i) {
+        const int of_two = 8 * i + (at.lane & 3) * 2;
+        const float4 rows = *(const float4*)(facing.s_rows + of_two);  // of two queries
+        float factors[2] = {};
+        if constexpr (ANY_FAR) {
+            const float* g_factors = factors_of(p, at) + facing.query;
+            if (is_far(rows.x)) factors[0] = g_factors[of_two];
+            if (is_far(rows.z)) factors[1] = g_factors[of_two + 1];
+        }
+#pragma unroll
+        for (int atom = 0; atom < K_ATOMS; ++atom) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int query = facing.query + of_two + e % 2, key = own.first + atom * 16 + e / 2 * 8 + (at.lane >> 2);
+                float &s = r_s[atom][i][e], &slope = r_slope[atom][i][e];
+                s = masked_score<SCALED, HIDES>(p.of, at.sequence, at.head, at.last, s, query, key);
+                const float logsumexp = e % 2 ? rows.z : rows.x;
+                float probability = ex2(fmaf(s, FACTOR, -logsumexp));
+                if (ANY_FAR && is_far(logsumexp)) probability = far_probability(s, logsumexp, factors[e % 2]);
+                const bool kept = !DROPOUT || (r_kept[atom][e] >> 4 * i & 1);
+                slope = slope_of(probability, kept ? slope : 0.0f, e % 2 ? rows.w : rows.y);
+                s = kept ? probability : 0.0f;
+            }
+        }
+    }
+}
+
 template <bool HIDES>
-static __device__ __forceinline__ void add_dk_dv(const Attention& p, const Place& at, const Keys& own, const Facing& facing,
+static __device__ __forceinline__ void add_dk_dv(const Backward& p, const Place& at, const Keys& own, const Facing& facing,
                                                  float (&r_dk)[K_ATOMS][COLUMNS / 8][4], float (&r_dv)[K_ATOMS][COLUMNS / 8][4],
                                                  int column) {
     KeyTile r_s = {}, r_slope = {};
@@ -254,25 +323,12 @@ static __device__ __forceinline__ void add_dk_dv(const Attention& p, const Place
     u32 r_kept[K_ATOMS][4];
     if constexpr (DROPOUT) {
 #pragma unroll
-        for (int atom = 0; atom < K_ATOMS; ++atom) find_kept(r_kept[atom], p, at, facing.query, own.first + atom * 16);
+        for (int atom = 0; atom < K_ATOMS; ++atom) find_kept(r_kept[atom], p.of, at, facing.query, own.first + atom * 16);
     }
-#pragma unroll
-    for (int i = 0; i < K_INNER / 8; ++i) {
-        const int of_two = 8 * i + (at.lane & 3) * 2;
-        const float4 rows = *(const float4*)(facing.s_rows + of_two);  // of two queries
-#pragma unroll
-        for (int atom = 0; atom < K_ATOMS; ++atom) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const int query = facing.query + of_two + e % 2, key = own.first + atom * 16 + e / 2 * 8 + (at.lane >> 2);
-                float &s = r_s[atom][i][e], &slope = r_slope[atom][i][e];
-                s = masked_score<SCALED, HIDES>(p, at.sequence, at.head, at.last, s, query, key);
-                float probability = ex2(fmaf(s, FACTOR, e % 2 ? -rows.z : -rows.x));
-                const bool kept = !DROPOUT || (r_kept[atom][e] >> 4 * i & 1);
-                slope = slope_of(probability, kept ? slope : 0.0f, e % 2 ? rows.w : rows.y);
-                s = kept ? probability : 0.0f;
-            }
-        }
+    if (MASK == ADDITIVE && any_far(facing, at.lane)) {
+        weigh_keys<HIDES, true>(p, at, own, facing, r_s, r_slope, r_kept);
+    } else {
+        weigh_keys<HIDES, false>(p, at, own, facing, r_s, r_slope, r_kept);
     }
     add_weighted(r_dv, r_s, facing.s_slope + column, at.lane);
     add_weighted(r_dk, r_slope, facing.s_q + column, at.lane);
@@ -334,9 +390,9 @@ extern "C" __global__ void __launch_bounds__(K_THREADS, K_BLOCKS) backward_keys(
             facing.query = query + part;
             if (facing.query >= queries) break;
             if (seen(of, at.last, facing.query) >= own.first + 16 * K_ATOMS) {
-                add_dk_dv<false>(of, at, own, facing, r_dk, r_dv, column);
+                add_dk_dv<false>(p, at, own, facing, r_dk, r_dv, column);
             } else if (seen(of, at.last, min(facing.query + K_INNER, queries) - 1) > own.first) {
-                add_dk_dv<true>(of, at, own, facing, r_dk, r_dv, column);
+                add_dk_dv<true>(p, at, own, facing, r_dk, r_dv, column);
             }
         }
         await_all_copies();

@@ -12,7 +12,8 @@
 // The parameter: that of attention, whose result is here the gradient that comes in, then what is made.
 struct Backward {
     Attention of;
-    // Of each row of queries: logsumexp as a power of 2, infinite where nothing is seen, and delta; or as the kernels say.
+    // Of each row of queries: logsumexp as a power of 2, infinite where nothing is seen, and delta; or as the kernels say. Behind them, on the
+    // matrix units beside a mask that is added, 1 over the sum of each row.
     float2* g_rows;
     Element* g_dq;
     Element* g_dk;
@@ -31,25 +32,34 @@ static __device__ __forceinline__ void clear(Statistics& r) {
 
 // Scores follow of which `most` is the largest, as a power of 2.
 static __device__ __forceinline__ void raise(Statistics& r, float most) {
-    const float now = fmaxf(r.maximum, most), factor = ex2(r.maximum - shift_of(now));
+    const float now = fmaxf(r.maximum, most), factor = fading(r.maximum, now);
     r.maximum = now;
     r.sum *= factor;
     r.slope *= factor;
 }
 
-// Joins what LANES neighbouring lanes have seen: logsumexp and delta of the row.
-template <int LANES> static __device__ __forceinline__ float2 finish(Statistics r) {
+// Joins what LANES neighbouring lanes have seen.
+template <int LANES> static __device__ __forceinline__ Statistics join(Statistics r) {
 #pragma unroll
     for (int mask = 1; mask < LANES; mask *= 2) {
-        const float maximum = shuffle_xor(r.maximum, mask), most = fmaxf(r.maximum, maximum), shift = shift_of(most);
-        const float own = ex2(r.maximum - shift), other = ex2(maximum - shift);
+        const float maximum = shuffle_xor(r.maximum, mask), most = fmaxf(r.maximum, maximum);
+        const float own = fading(r.maximum, most), other = fading(maximum, most);
         r.maximum = most;
         r.sum = r.sum * own + shuffle_xor(r.sum, mask) * other;
         r.slope = r.slope * own + shuffle_xor(r.slope, mask) * other;
     }
-    if (r.sum == 0.0f) return make_float2(-never(), 0.0f);
-    return make_float2(r.maximum + log2f(r.sum), r.slope * ending(r.sum));
+    return r;
 }
+
+// Logsumexp and delta of a row, of which all is joined. Beside a maximum that is FAR below 0, as masks make it, the logsumexp would have few digits
+// left: then the maximum stands in its place, and the sum apart.
+constexpr float FAR = -8192.0f;
+static __device__ __forceinline__ bool is_far(float logsumexp) { return MASK == ADDITIVE && logsumexp < FAR; }
+static __device__ __forceinline__ float2 ended(const Statistics& r) {
+    if (r.sum == 0.0f) return make_float2(-never(), 0.0f);
+    return make_float2(is_far(r.maximum) ? r.maximum : r.maximum + log2f(r.sum), r.slope * ending(r.sum));
+}
+template <int LANES> static __device__ __forceinline__ float2 finish(const Statistics& r) { return ended(join<LANES>(r)); }
 
 // ds but for the scale: of a probability, its slope where it is kept, else 0, and its row.
 static __device__ __forceinline__ float slope_of(float probability, float slope, float delta) {

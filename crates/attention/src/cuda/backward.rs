@@ -6,7 +6,8 @@
 //! - `backward.cu`: 16-bit storage on the matrix units, where rows lie at multiples of 16 bytes.
 //! - `backward_plain.cu`: all the rest.
 //!
-//! The first grid leaves two numbers per row of queries, logsumexp and delta, for the second. Blocks of queries go over the keys twice:
+//! The first grid leaves two numbers per row of queries, logsumexp and delta, for the second; beside a mask that is added also 1 over the sum of the
+//! row's exponentials, since a logsumexp of about -1e9 has no digits for it. Blocks of queries go over the keys twice:
 //! logsumexp and delta of each row, then dq; blocks of keys go over the queries once for dk and dv. Nine matmuls instead of seven buy a
 //! fixed summation order. Delta is summed over the terms that it is subtracted from, not over a rounded result; in f32 it is counted from
 //! the slope of the largest score, so that little cancels where one key has all the weight. Heads of up to 80 go over the keys once on Hopper:
@@ -36,7 +37,9 @@ use crate::kernel::{AttentionKernel, AttentionMask, AttentionOperand, AttentionS
 const MANY: usize = 16;
 /// Bytes of logsumexp and delta of a row.
 const STATISTICS: usize = 8;
-/// The same, as `backward_plain.cu` keeps them.
+/// Bytes of 1 over the sum of a row, which `backward.cu` keeps beside them where masks are added.
+const FACTOR: usize = 4;
+/// The same as both, as `backward_plain.cu` keeps them.
 const PLAIN_STATISTICS: usize = 16;
 /// Rows of queries or of keys that a block of `hopper_backward.cuh` owns, and of the other side in a tile.
 const HOPPER_ROWS: usize = 128;
@@ -314,6 +317,9 @@ fn grids(gradient: &LoweredBackward, variant: &BackwardVariant, target: &CudaTar
             })
         }
         BackwardVariant::Tensor(tiles) => {
+            if let AttentionMask::Additive(_) = kernel.mask {
+                statistics += FACTOR;
+            }
             let [(of_queries, queries), (of_keys, keys)] = sides;
             let [query_bytes, key_bytes] = tiles.shared(kernel.width);
             let blocks = |side: SideTiles, positions: usize| heads * positions.div_ceil(side.rows());

@@ -41,7 +41,7 @@ struct Centred {
     // Scores follow of which one, as a power of 2, and its slope are given: the largest.
     __device__ __forceinline__ void raise(float most, float its_slope) {
         if (!(most > maximum)) return;
-        const float factor = ex2(maximum - shift_of(most));
+        const float factor = fading(maximum, most);
         maximum = most;
         sum *= factor;
         // What is not finite is no centre: it would reach keys of no weight.
@@ -57,11 +57,13 @@ struct Centred {
     }
 };
 
-// What makes slopes of the scores of a row, in place of `g_rows`.
+// What makes slopes of the scores of a row, in place of `g_rows`. The shift of a deep row is its largest score.
 struct __align__(16) Ended {
     float shift, factor, centre, delta;
 
-    __device__ __forceinline__ float probability(float score) const { return ex2(fmaf(score, LOG2E, -shift)) * factor; }
+    __device__ __forceinline__ float probability(float score) const {
+        return ex2(fmaf(is_deep(shift) ? levelled(score, shift) : score, LOG2E, -level_of(shift))) * factor;
+    }
     __device__ __forceinline__ float slope(float probability, float of_probability) const {
         return probability * (of_probability - centre - delta);
     }
@@ -72,8 +74,7 @@ static __device__ __forceinline__ Ended end_row(Centred r) {
 #pragma unroll
     for (int mask = 1; mask < 16; mask *= 2) {
         Centred other = {shuffle_xor(r.maximum, mask), shuffle_xor(r.sum, mask), shuffle_xor(r.slope, mask), shuffle_xor(r.centre, mask)};
-        const float most = fmaxf(r.maximum, other.maximum), shift = shift_of(most);
-        const float of_own = ex2(r.maximum - shift), of_other = ex2(other.maximum - shift);
+        const float most = fmaxf(r.maximum, other.maximum), of_own = fading(r.maximum, most), of_other = fading(other.maximum, most);
         r.sum *= of_own;
         other.sum *= of_other;
         // Both lanes take the same one.
@@ -132,8 +133,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
                 its_slope = r.s[i][j] > most ? r.slope[i][j] : its_slope;
                 most = fmaxf(most, r.s[i][j]);
             }
-            r_statistics[i].raise(most * LOG2E, its_slope);
-            const float shift = shift_of(r_statistics[i].maximum);
+            r_statistics[i].raise(power_of(most, LOG2E), its_slope);
+            const float maximum = r_statistics[i].maximum, shift = level_of(maximum);
+            if (is_deep(maximum)) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) r.s[i][j] = levelled(r.s[i][j], maximum);
+            }
 #pragma unroll
             for (int j = 0; j < 4; ++j) r_statistics[i].add(ex2(fmaf(r.s[i][j], LOG2E, -shift)), r.slope[i][j]);
         }

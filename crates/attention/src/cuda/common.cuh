@@ -69,6 +69,43 @@ static __device__ __forceinline__ float masked_score(const Attention& p, u64 seq
 // A finite number for a row that has seen only -inf: the zeros it needs come out.
 static __device__ __forceinline__ float shift_of(float maximum) { return maximum == never() ? 0.0f : maximum; }
 
+// A row is deep if its largest score, as a power of 2, is below this, which only a mask makes of it: torch.finfo(float32).min, say, at all of its
+// keys. Scores are rounded to multiples of 16 there (8 where probabilities are f16, which have fewer digits and less range), so that the keys of the
+// largest score weigh the same each and all others nothing; and what a product rounds is too much for a power of 2, so scores are compared instead.
+constexpr float DEEPEST = STORAGE == 1 ? -134217728.0f : -268435456.0f;
+// Lower scores would not be finite as powers of 2.
+constexpr float LOWEST = -1.70141183e38f;
+
+static __device__ __forceinline__ bool is_deep(float maximum) { return MASK == ADDITIVE && maximum < DEEPEST && maximum != never(); }
+
+// A score as a power of 2, for which it takes a factor: finite if the score is.
+static __device__ __forceinline__ float power_of(float score, float factor) {
+    if constexpr (MASK == ADDITIVE) {
+        if (score < LOWEST && score != never()) score = LOWEST;
+    }
+    return score * factor;
+}
+
+// A score of a deep row of this maximum: 0 if it is the largest, else -inf, or NaN. Other rows keep theirs.
+static __device__ __forceinline__ float levelled(float score, float maximum) {
+    const float power = power_of(score, LOG2E);
+    return power < maximum ? never() : power == maximum ? 0.0f : power;
+}
+
+// What levelled scores are shifted by; in other rows all scores.
+static __device__ __forceinline__ float level_of(float maximum) {
+    if constexpr (MASK == ADDITIVE) return maximum < DEEPEST ? 0.0f : maximum;
+    return shift_of(maximum);
+}
+
+// What sums of a row are multiplied by when its maximum rises.
+static __device__ __forceinline__ float fading(float before, float maximum) {
+    if constexpr (MASK == ADDITIVE) {
+        if (before == maximum) return 1.0f;
+    }
+    return ex2(before - level_of(maximum));
+}
+
 // What ends a row: division by the sum of all probabilities, and what dropout multiplies by.
 static __device__ __forceinline__ float ending(float sum) { return sum == 0.0f ? 0.0f : KEPT / sum; }
 

@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_decode
                 for (int mask = LANES / 2; mask > 0; mask /= 2) s[f] += shuffle_xor(s[f], mask);
                 const bool sees = at < end && at < ends[i];
                 if constexpr (MASK == ADDITIVE) {
-                    if (sees) s[f] += widen<MASK_STORAGE>(g_masks[i][at]) * LOG2E;
+                    if (sees) s[f] += power_of(widen<MASK_STORAGE>(g_masks[i][at]), LOG2E);
                 }
                 if (!sees) s[f] = never();
                 most = fmaxf(most, s[f]);

@@ -47,8 +47,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_plain(co
             }
 #pragma unroll
             for (int mask = 1; mask < 16; mask *= 2) most = fmaxf(most, shuffle_xor(most, mask));
-            most = fmaxf(most * LOG2E, r_maximum[i]);
-            const float shift = shift_of(most), factor = ex2(r_maximum[i] - shift);
+            most = fmaxf(power_of(most, LOG2E), r_maximum[i]);
+            if (is_deep(most)) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) r_s[i][j] = levelled(r_s[i][j], most);
+            }
+            const float shift = level_of(most), factor = fading(r_maximum[i], most);
             r_maximum[i] = most;
             r_sum[i] *= factor;
 #pragma unroll

@@ -118,7 +118,7 @@ struct Rows {
     int visible;   // keys that query 0 sees; below 0 if only later ones do
 };
 
-static __device__ __forceinline__ void add_to_sums(Rows& r, const Scores& r_s) {
+static __device__ __forceinline__ void add_to_sums(Rows& r, Scores& r_s) {
 #pragma unroll
     for (int row = 0; row < 2 * ATOMS; ++row) {
         const float(&s)[GROUP / 8][4] = r_s[row / 2];
@@ -126,8 +126,9 @@ static __device__ __forceinline__ void add_to_sums(Rows& r, const Scores& r_s) {
         float most = never();
 #pragma unroll
         for (int i = 0; i < EIGHTS; ++i) most = fmaxf(most, fmaxf(s[i][row % 2 * 2], s[i][row % 2 * 2 + 1]));
-        raise(r.sums[row], most * FACTOR);
-        const float shift = shift_of(r.sums[row].largest);
+        raise(r.sums[row], power_of(most, FACTOR));
+        const float largest = r.sums[row].largest, shift = level_of(largest);
+        if (is_deep(largest)) level_row(r_s[row / 2], row % 2, largest);
 #pragma unroll
         for (int i = 0; i < EIGHTS; ++i) {
             r.sums[row].sum += ex2(fmaf(s[i][row % 2 * 2], FACTOR, -shift)) + ex2(fmaf(s[i][row % 2 * 2 + 1], FACTOR, -shift));
@@ -135,10 +136,11 @@ static __device__ __forceinline__ void add_to_sums(Rows& r, const Scores& r_s) {
     }
 }
 
-static __device__ __forceinline__ void store_probabilities(const Attention& p, const Place& at, const Rows& r, const Scores& r_s, int key) {
+static __device__ __forceinline__ void store_probabilities(const Attention& p, const Place& at, const Rows& r, Scores& r_s, int key) {
     Element* g_to = r.g_o + key;
 #pragma unroll
     for (int row = 0; row < 2 * ATOMS; ++row) {
+        if (is_deep(r.ends[row].shift)) level_row(r_s[row / 2], row % 2, r.ends[row].shift);
         u32 r_words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {

@@ -13,7 +13,7 @@ struct RowSum {
     float largest, sum;
 };
 
-// A probability is 2^(score - shift) factor; the factor is NaN if the row is.
+// A probability is 2^(score - shift) factor; the factor is NaN if the row is. The shift of a deep row is its largest score.
 struct Ending {
     float shift, factor;
 };
@@ -36,14 +36,14 @@ template <int LANES> static __device__ __forceinline__ Ending finish(RowSum r) {
 #pragma unroll
     for (int mask = 1; mask < LANES; mask *= 2) {
         const float most = fmaxf(r.largest, shuffle_xor(r.largest, mask));
-        r.sum *= ex2(r.largest - shift_of(most));
+        r.sum *= fading(r.largest, most);
         r.sum += shuffle_xor(r.sum, mask);
         r.largest = most;
     }
     return Ending{shift_of(r.largest), ending(r.sum)};
 }
 
-// The probability of a score whose power of 2 takes this factor.
+// The probability of a score, levelled where the row is deep, whose power of 2 takes this factor.
 static __device__ __forceinline__ float probability(float score, float power, const Ending& row) {
-    return ex2(fmaf(score, power, -row.shift)) * row.factor;
+    return ex2(fmaf(score, power, -level_of(row.shift))) * row.factor;
 }

@@ -75,11 +75,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_scores_p
         score(r_s, s, p, at, queries, facing, key + x);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            raise(r_sums[i], fmaxf(fmaxf(r_s[i][0], r_s[i][1]), fmaxf(r_s[i][2], r_s[i][3])) * LOG2E);
-            const float shift = shift_of(r_sums[i].largest);
+            raise(r_sums[i], power_of(fmaxf(fmaxf(r_s[i][0], r_s[i][1]), fmaxf(r_s[i][2], r_s[i][3])), LOG2E));
+            const float shift = level_of(r_sums[i].largest);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                r_sums[i].sum += ex2(fmaf(r_s[i][j], LOG2E, -shift));
+                const float score = is_deep(r_sums[i].largest) ? levelled(r_s[i][j], r_sums[i].largest) : r_s[i][j];
+                r_sums[i].sum += ex2(fmaf(score, LOG2E, -shift));
                 if constexpr (HOLDS_SCORES) store<false>(p, at, i, key + x + 16 * j, r_s[i][j]);
             }
         }
@@ -105,7 +106,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_scores_p
         }
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-            store<true>(p, at, i / 4, key + x + 16 * (i % 4), probability(r_s[i / 4][i % 4], LOG2E, r_ends[i / 4]));
+            const Ending& row = r_ends[i / 4];
+            const float score = is_deep(row.shift) ? levelled(r_s[i / 4][i % 4], row.shift) : r_s[i / 4][i % 4];
+            store<true>(p, at, i / 4, key + x + 16 * (i % 4), probability(score, LOG2E, row));
         }
     }
 }

@@ -45,7 +45,7 @@ static __device__ __forceinline__ void soften(const Attention& p, const Place& a
                 most = fmaxf(most, fmaxf(r_s[atom][i][2 * half], r_s[atom][i][2 * half + 1]));
             }
             most = fmaxf(most, shuffle_xor(most, 1));
-            most = fmaxf(most, shuffle_xor(most, 2)) * FACTOR;
+            most = power_of(fmaxf(most, shuffle_xor(most, 2)), FACTOR);
             float& maximum = r.maximum[atom][half];
             before[atom][half] = maximum;
             if (most > maximum + SLACK) {
@@ -60,7 +60,7 @@ static __device__ __forceinline__ void soften(const Attention& p, const Place& a
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 // Exactly 1 where the largest score stays.
-                const float factor = ex2(before[atom][half] - shift_of(r.maximum[atom][half]));
+                const float factor = fading(before[atom][half], r.maximum[atom][half]);
                 r.sum[atom][half] *= factor;
 #pragma unroll
                 for (int i = 0; i < WIDTH / 8; ++i) {
@@ -74,7 +74,8 @@ static __device__ __forceinline__ void soften(const Attention& p, const Place& a
     for (int atom = 0; atom < ATOMS; ++atom) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float shift = shift_of(r.maximum[atom][half]);
+            const float shift = level_of(r.maximum[atom][half]);
+            if (is_deep(r.maximum[atom][half])) level_row(r_s[atom], half, r.maximum[atom][half]);
             const u64 elements = row_elements(p, at.sequence, at.head, at.query + atom * 16 + half * 8) + key + (at.lane & 3) * 2;
 #pragma unroll
             for (int i = 0; i < KEYS / 8; ++i) {

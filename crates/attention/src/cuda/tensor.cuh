@@ -139,6 +139,15 @@ static __device__ __forceinline__ void mask_scores(const Attention& p, const Pla
     }
 }
 
+// Levels the scores of one of two rows, which is deep.
+template <int EIGHTS> static __device__ __forceinline__ void level_row(float (&r_s)[EIGHTS][4], int half, float maximum) {
+#pragma unroll
+    for (int i = 0; i < EIGHTS; ++i) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) r_s[i][e] = levelled(r_s[i][e], maximum);
+    }
+}
+
 // A warp's rows of a result, through its own part of shared memory, in whole pieces.
 template <int ATOMS, int EIGHTS>
 static __device__ __forceinline__ void store_rows(Element* s_own, Element* g_to, u64 stride, int first, int end,

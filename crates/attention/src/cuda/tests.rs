@@ -287,6 +287,9 @@ mod gradient {
         let causal = kernel(Dtype::Bf16, AttentionMask::Causal);
         let both = vec![("backward_queries", 768, 128, 73_728), ("backward_keys", 768, 128, 74_752)];
         assert_eq!(list(causal, [8, 12, 1024, 1024], Arch::Sm80), (both, 8 * 12 * 1024 * 8));
+        // Beside a mask that is added sums of rows are kept too.
+        let added = kernel(Dtype::Bf16, AttentionMask::Additive(Dtype::F32));
+        assert_eq!(list(added, [1, 12, 1024, 1024], Arch::Sm90a).1, 12 * 1024 * 12);
         // Blocks that run at once go over all rows; statistics have room for whole blocks.
         let both = vec![("backward_queries", 132, 384, 134_224), ("backward_keys", 132, 384, 134_224)];
         assert_eq!(list(causal, [8, 12, 1024, 1024], Arch::Sm90a), (both, 8 * 12 * 1024 * 8));

@@ -11,6 +11,7 @@ mod cross_entropy;
 mod experts;
 mod joined;
 mod ladder;
+mod masks;
 mod matmul;
 mod meeting;
 

@@ -67,6 +67,38 @@ fn attention_is_one_kernel() {
     check_one_kernel(&engine, &ATTENTION);
 }
 
+/// In one kernel and in separate ones, of each storage: beside the smallest `f32` all scores are lost, and each value counts the same.
+#[test]
+fn rows_whose_keys_are_all_masked_are_means() {
+    let Some(engine) = guarded_gpu() else { return };
+    for ([queries, keys], dtype) in [[7, 7], [1, 1500], [40, 129], [129, 64]]
+        .into_iter()
+        .flat_map(|sizes| Dtype::FLOATS.map(|dtype| (sizes, dtype)))
+    {
+        let text = format!(
+            "q = input float[{queries},16] ; k = input float[{keys},16] ; v = input float[{keys},16] ; m = input f32[{queries},{keys}]
+a = attention q k v m mask=additive scale=0.3 ; p = attention_scores q k m mask=additive ; out a p"
+        );
+        let graph = parsed(&text, dtype);
+        let mut inputs = seed::inputs(&graph, 5).unwrap();
+        let v = inputs[2].to_f32().unwrap();
+        let mean = |column: usize| v.iter().skip(column).step_by(16).sum::<f32>() / keys as f32;
+        for hidden in [-1e10, -1e30, f32::MIN] {
+            inputs[3] = Tensor::from_f32(Dtype::F32, [queries, keys], &vec![hidden; queries * keys]).unwrap();
+            for strategy in Strategy::ALL {
+                let results = outputs(&ran(&engine, &graph, strategy, &inputs));
+                let [values, probabilities] = [0, 1].map(|at: usize| results[at].to_f32().unwrap());
+                // Probabilities and values are rounded to their storage.
+                let off = if dtype == Dtype::F32 { 1e-5 } else { 0.02 };
+                let value = |(at, &x): (usize, &f32)| (x - mean(at % 16)).abs() <= off;
+                let probability = |&p: &f32| (p * keys as f32 - 1.0).abs() <= off;
+                let is_even = values.iter().enumerate().all(value) && probabilities.iter().all(probability);
+                assert!(is_even, "{strategy} {dtype} {queries}x{keys} masked by {hidden}");
+            }
+        }
+    }
+}
+
 /// Probabilities that are handed out: a mask that is repeated, heads that are slices of one tensor or share keys, positions, a
 /// single head, rows of odd lengths, wide heads.
 const SCORES: [&str; 7] = [

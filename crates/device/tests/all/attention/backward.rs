@@ -1,7 +1,7 @@
 //! The gradient of attention.
 
 use super::shared::{
-    ANY_SIZES, added, argument, check_compiled, hopper, loaded, microseconds, on_gpu, outputs, part, same,
+    ANY_SIZES, HIDDEN, added, argument, check_compiled, hide, hopper, loaded, microseconds, on_gpu, outputs, part, same,
 };
 use crate::support::attention::{
     MASKS, Numbers, SEED, epsilon, errors_over_rounding, named_kernel, philox, shape, stored, widened,
@@ -142,6 +142,13 @@ impl Case {
             tensors.push((Operand(Mask), mask, 0));
         }
         Case { kernel, shape, tensors }
+    }
+
+    /// Keys of some rows are hidden by a finite number.
+    fn hidden(mut self, hidden: f32) -> Case {
+        let mask = self.tensors.iter_mut().find(|(operand, ..)| *operand == Operand(Mask));
+        hide(&mut mask.unwrap().1, self.shape.keys, hidden);
+        self
     }
 
     /// One of its sequences, which lie one after another.
@@ -486,6 +493,25 @@ fn extreme_scores_and_scales_hold() {
         let kernel = named_kernel(dtype, 64, AttentionMask::Full, false);
         let got = Case::new(kernel, [1, 2, 130, 130], 1e4).run(&device, None);
         assert!(got.iter().flatten().all(|x| x.is_finite()), "{dtype}");
+    }
+}
+
+/// The gradient of a mean where all keys are hidden by the smallest number.
+#[test]
+fn rows_whose_keys_are_all_hidden_have_the_gradient_of_a_mean() {
+    let Some(device) = gpu(true) else { return };
+    for (dtype, mask) in
+        [(Dtype::F32, Dtype::F32), (Dtype::F16, Dtype::F32), (Dtype::Bf16, Dtype::F32), (Dtype::Bf16, Dtype::Bf16)]
+    {
+        let kernel = named_kernel(dtype, 64, AttentionMask::Additive(mask), false);
+        for sizes in [[2, 3, 129, 129], [2, 1, 70, 200]] {
+            for hidden in HIDDEN {
+                let case = Case::new(kernel, sizes, 1.0).hidden(hidden);
+                variants(&device, &kernel).into_iter().for_each(|variant| case.check(&device, variant));
+            }
+        }
+        let dropped = named_kernel(dtype, 64, AttentionMask::Additive(mask), true);
+        Case::new(dropped, [2, 3, 129, 129], 1.0).hidden(f32::MIN).check(&device, None);
     }
 }
 

@@ -1,6 +1,6 @@
 //! One problem of attention, or of its probabilities, with its data.
 
-use super::shared::{added, loaded, lowered, outputs, part};
+use super::shared::{added, hide, loaded, lowered, outputs, part};
 use crate::support::attention::{Numbers, SEED, shape, stored, widened};
 use deuteron_attention::cuda::forward::{self, ForwardVariant, with_variant};
 use deuteron_attention::kernel::LoweredAttention;
@@ -56,6 +56,13 @@ impl Case {
         case.offsets = (0..parts).map(|part| start + part * joint).collect();
         case.tensors.iter_mut().for_each(|(_, values)| values.clone_from(&all));
         case
+    }
+
+    /// Keys of some rows are hidden by a finite number.
+    pub fn hidden(mut self, hidden: f32) -> Case {
+        let mask = self.tensors.iter_mut().find(|(operand, _)| *operand == AttentionOperand::Mask);
+        hide(&mut mask.unwrap().1, self.shape.keys, hidden);
+        self
     }
 
     /// One of its sequences, which lie one after another.

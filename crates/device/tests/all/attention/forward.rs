@@ -3,7 +3,7 @@
 mod hopper;
 
 use super::case::Case;
-use super::shared::{ANY_SIZES, check_compiled, lowered, microseconds, on_gpu, part, same};
+use super::shared::{ANY_SIZES, HIDDEN, check_compiled, lowered, microseconds, on_gpu, part, same};
 use crate::support::attention::{
     MASKS, SEED, epsilon, errors_over_rounding, is_usual, named_kernel, philox, shape, widened,
 };
@@ -311,6 +311,25 @@ fn extreme_scores_and_scales_hold() {
             let got = Case::new(kernel, sizes, 1e4).run(&device, None);
             assert!(got.iter().all(|x| x.is_finite() && x.abs() <= 3.01), "{dtype} {sizes:?}");
         }
+    }
+}
+
+/// The mean of the values where all keys are hidden by the smallest number, as where they are hidden alike.
+#[test]
+fn rows_whose_keys_are_all_hidden_are_means() {
+    let Some(device) = gpu(true) else { return };
+    for (dtype, mask) in
+        [(Dtype::F32, Dtype::F32), (Dtype::F16, Dtype::F32), (Dtype::Bf16, Dtype::F32), (Dtype::Bf16, Dtype::Bf16)]
+    {
+        let kernel = named_kernel(dtype, 64, AttentionMask::Additive(mask), false);
+        for sizes in [[2, 3, 129, 129], [1, 2, 8, 500], [1, 2, 7, 3000]] {
+            for hidden in HIDDEN {
+                let case = Case::new(kernel, sizes, 1.0).hidden(hidden);
+                variants(&device, &kernel).into_iter().for_each(|variant| case.check(&device, variant));
+            }
+        }
+        let dropped = named_kernel(dtype, 64, AttentionMask::Additive(mask), true);
+        Case::new(dropped, [2, 3, 129, 129], 1.0).hidden(f32::MIN).check(&device, None);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Probabilities of attention that are stored.
 
 use super::case::Case;
-use super::shared::{ANY_SIZES, check_compiled, lowered, microseconds, on_gpu};
+use super::shared::{ANY_SIZES, HIDDEN, check_compiled, lowered, microseconds, on_gpu};
 use crate::support::attention::{MASKS, epsilon, is_usual, named_kernel, shape};
 use crate::support::{compiler, gpu};
 use deuteron_attention::cuda::forward::{self, ForwardVariant, with_variant};
@@ -250,6 +250,21 @@ fn extreme_scores_and_scales_hold() {
                 }
                 // Scores of about 1e4: one key of a row has all the weight.
                 let case = Case::new(kernel(dtype, 64, mask), sizes, 1e4);
+                case.score_variants(&device).into_iter().for_each(|variant| case.check_scores(&device, variant));
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_whose_keys_are_all_hidden_are_even() {
+    let Some(device) = gpu(true) else { return };
+    for (dtype, mask) in
+        [(Dtype::F32, Dtype::F32), (Dtype::F16, Dtype::F32), (Dtype::Bf16, Dtype::F32), (Dtype::Bf16, Dtype::Bf16)]
+    {
+        for sizes in [[2, 3, 129, 136], [1, 2, 33, 9]] {
+            for hidden in HIDDEN {
+                let case = Case::new(kernel(dtype, 64, AttentionMask::Additive(mask)), sizes, 1.0).hidden(hidden);
                 case.score_variants(&device).into_iter().for_each(|variant| case.check_scores(&device, variant));
             }
         }

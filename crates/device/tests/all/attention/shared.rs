@@ -92,6 +92,26 @@ pub fn added(numbers: &mut Numbers, [batch, queries, keys]: [usize; 3]) -> Vec<f
     mask
 }
 
+/// What hides keys and is finite: the smallest `f32`, as models' masks have it, the smallest `bf16`, and what is far below all scores.
+pub const HIDDEN: [f32; 3] = [f32::MIN, -3.389_531_4e38, -1e30];
+
+/// Hides keys of rows, which take turns, by a finite number: all; the first, which are padding; all but the last; every second, of which the others are
+/// `-inf`; all, some of them by less. Every sixth row stays.
+pub fn hide(mask: &mut [f32], keys: usize, hidden: f32) {
+    for (row, of_row) in mask.chunks_mut(keys).enumerate() {
+        for (key, x) in of_row.iter_mut().enumerate() {
+            match row % 6 {
+                0 => *x = hidden,
+                1 if key <= keys / 2 => *x = hidden,
+                2 if key + 1 < keys => *x = hidden,
+                3 => *x = if key % 2 == 0 { hidden } else { f32::NEG_INFINITY },
+                4 => *x = if key % 2 == 0 { hidden } else { hidden / 4.0 },
+                _ => {}
+            }
+        }
+    }
+}
+
 /// A kernel made ready, whose arguments are its inputs and then its outputs of this many bytes.
 pub fn loaded(
     device: &Cuda,
