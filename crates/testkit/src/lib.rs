@@ -1,7 +1,8 @@
-//! Case lists, fixtures and fuzz bodies for the tests of all crates.
+//! Case lists, fixtures, fuzz bodies and a browser for the tests of all crates.
 #![forbid(unsafe_code)]
 
 pub mod cases;
+pub mod chromium;
 pub mod drill;
 pub mod effort;
 pub mod fixtures;

@@ -1,16 +1,11 @@
 //! The pages in a real browser, in a narrow and in a wide window. Without Chromium on the search path this says so and tests nothing.
 
-// The test of the report page has this module and uses all of it; opening pages takes less.
-#[allow(dead_code)]
-#[path = "../../../crates/report/tests/all/browser/chromium.rs"]
-mod chromium;
-
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 
 use super::{SOURCE, book::Book, html};
-use chromium::{Browser, Window};
+use deuteron_testkit::chromium::{self, Browser, Window};
 
 /// Widths in pixels: a telephone's, and a screen's.
 const WIDTHS: [u32; 2] = [390, 1280];

@@ -2,13 +2,11 @@
 //!
 //! `REPORT_PICTURES=folder` writes pictures of every page there, for a person to look at.
 
-mod chromium;
-
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::sample;
-use chromium::{Browser, Window};
+use deuteron_testkit::chromium::{self, Browser, Window};
 use serde_json::Value;
 
 /// Functions that the checks call in the page.

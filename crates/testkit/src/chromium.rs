@@ -1,4 +1,5 @@
-//! Chromium without a driver: the DevTools protocol over a pair of pipes, with the standard library alone.
+//! Chromium without a driver: the DevTools protocol over a pair of pipes, with the standard library alone. A browser that does not start, does not
+//! answer or refuses a call fails the test by a panic.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -19,26 +20,31 @@ pub fn find() -> Option<PathBuf> {
 }
 
 /// A window to open pages in.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct Window {
+    /// in pixels; below 600 it is a telephone's
     pub width: u32,
+    /// in pixels
     pub height: u32,
+    /// whether the page is asked for dark colours
     pub dark: bool,
 }
 
-/// A running browser with one tab.
+/// A running browser with one tab, which ends with its value.
+#[derive(Debug)]
 pub struct Browser {
     process: Child,
     input: ChildStdin,
     messages: Receiver<Value>,
     session: Option<String>,
     last_id: u64,
-    /// what the tab did that a page of ours must not do
+    /// what the tab did that a page of ours must not do: exceptions, lines of the console and of the log, requests to a network
     pub complaints: Vec<String>,
     loaded: bool,
 }
 
 impl Browser {
+    /// Starts a browser that keeps its profile in a folder, with an empty page.
     pub fn start(program: &Path, profile: &Path) -> Self {
         // The protocol uses descriptors 3 and 4; the shell puts our two pipes there.
         let mut process = Command::new("sh")
