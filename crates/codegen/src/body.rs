@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use deuteron_graph::{BinaryOp, CompareOp, Dtype, ReduceOp, UnaryOp};
+use deuteron_graph::{BinaryOp, CompareOp, Dtype, ReduceOp, UnaryOp, named};
 
 /// Handle of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -17,6 +17,19 @@ impl ExprId {
     /// Position in [`Body::exprs`].
     pub fn index(self) -> usize {
         self.0 as usize
+    }
+}
+
+named! {
+    /// Arithmetic of two `i32`, wrapping.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum IntegerOp {
+        /// `a + b`
+        Add = "add_int",
+        /// `a - b`
+        Sub = "sub_int",
+        /// `a * b`
+        Mul = "mul_int",
     }
 }
 
@@ -37,12 +50,16 @@ pub enum Expr {
     Unary(UnaryOp, ExprId),
     /// A function of two values.
     Binary(BinaryOp, ExprId, ExprId),
+    /// The same of two `i32`, wrapping.
+    Integer(IntegerOp, ExprId, ExprId),
     /// 1 where the comparison holds, else 0.
     Compare(CompareOp, ExprId, ExprId),
     /// The second where the first is not 0, else the third.
     Select(ExprId, ExprId, ExprId),
     /// `i32` to `f32`.
     IntToFloat(ExprId),
+    /// `f32` to the nearest `i32`, saturating; NaN becomes 0.
+    FloatToInt(ExprId),
     /// To the nearest `i8`, saturating; NaN becomes 0.
     ToInt8(ExprId),
     /// To the nearest `f16` or `bf16`: a value that is stored in that type and read again.
@@ -205,9 +222,9 @@ impl Expr {
             Expr::Load(_) | Expr::Const(_) | Expr::ConstInt(_) | Expr::ColumnIndex => [None; 3],
             Expr::RowIndex(_) | Expr::RowValue(_) => [None; 3],
             Expr::Unary(_, a) | Expr::IntToFloat(a) | Expr::ToInt8(a) | Expr::ToFp8(a) => [Some(a), None, None],
-            Expr::Rounded(_, a) => [Some(a), None, None],
+            Expr::Rounded(_, a) | Expr::FloatToInt(a) => [Some(a), None, None],
             Expr::Keep { seed, .. } => [Some(seed), None, None],
-            Expr::Binary(_, a, b) | Expr::Compare(_, a, b) => [Some(a), Some(b), None],
+            Expr::Binary(_, a, b) | Expr::Integer(_, a, b) | Expr::Compare(_, a, b) => [Some(a), Some(b), None],
             Expr::Select(a, b, c) => [Some(a), Some(b), Some(c)],
         };
         list.into_iter().flatten()
@@ -224,7 +241,9 @@ impl Expr {
             Expr::Binary(op, a, b) => Expr::Binary(op, of(a), of(b)),
             Expr::Compare(op, a, b) => Expr::Compare(op, of(a), of(b)),
             Expr::Select(c, a, b) => Expr::Select(of(c), of(a), of(b)),
+            Expr::Integer(op, a, b) => Expr::Integer(op, of(a), of(b)),
             Expr::IntToFloat(a) => Expr::IntToFloat(of(a)),
+            Expr::FloatToInt(a) => Expr::FloatToInt(of(a)),
             Expr::ToInt8(a) => Expr::ToInt8(of(a)),
             Expr::ToFp8(a) => Expr::ToFp8(of(a)),
             Expr::Rounded(dtype, a) => Expr::Rounded(dtype, of(a)),
@@ -297,6 +316,7 @@ impl Body {
         match self.expr(id) {
             Expr::Load(arg) => self.args[arg as usize].dtype == Dtype::I32,
             Expr::ConstInt(_) | Expr::ColumnIndex | Expr::RowIndex(_) => true,
+            Expr::Integer(..) | Expr::FloatToInt(_) => true,
             Expr::Select(_, a, _) => self.is_int(a),
             Expr::RowValue(value) => self
                 .stages
@@ -374,7 +394,9 @@ impl fmt::Display for Expr {
             Expr::Binary(op, a, b) => write!(f, "{} e{} e{}", op.name(), a.0, b.0),
             Expr::Compare(op, a, b) => write!(f, "{} e{} e{}", op.name(), a.0, b.0),
             Expr::Select(c, a, b) => write!(f, "select e{} e{} e{}", c.0, a.0, b.0),
+            Expr::Integer(op, a, b) => write!(f, "{} e{} e{}", op.name(), a.0, b.0),
             Expr::IntToFloat(a) => write!(f, "float e{}", a.0),
+            Expr::FloatToInt(a) => write!(f, "int e{}", a.0),
             Expr::ToInt8(a) => write!(f, "int8 e{}", a.0),
             Expr::ToFp8(a) => write!(f, "fp8 e{}", a.0),
             Expr::Rounded(dtype, a) => write!(f, "{dtype} e{}", a.0),

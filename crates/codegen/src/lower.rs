@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use deuteron_graph::{
-    BinaryOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View, keep_threshold, round_to_odd,
+    BinaryOp, CompareOp, Dtype, Graph, NodeId, Op, ReduceOp, Shape, UnaryOp, View, keep_threshold, round_to_odd,
 };
 use deuteron_plan::{Draft, Layout, Placement, Space, finished_sum, node_space};
 
 use crate::argument::ArgBinding;
-use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Exprs, Stage};
+use crate::body::{Access, ArgSpec, Body, Expr, ExprId, Exprs, IntegerOp, Stage};
 
 /// Row work, lowered.
 #[derive(Debug, Clone, PartialEq)]
@@ -162,7 +162,11 @@ impl RowLowering<'_> {
             }
             Op::Binary(op) => {
                 let (a, b) = (self.operand(operands[0], reader), self.operand(operands[1], reader));
-                self.exprs.make(Expr::Binary(*op, a, b))
+                if node.dtype == Dtype::I32 {
+                    self.integer(*op, a, b)
+                } else {
+                    self.exprs.make(Expr::Binary(*op, a, b))
+                }
             }
             Op::Compare(op) => {
                 let (a, b) = (self.operand(operands[0], reader), self.operand(operands[1], reader));
@@ -258,7 +262,25 @@ impl RowLowering<'_> {
             }
             Expr::Unary(..) | Expr::Binary(..) | Expr::IntToFloat(_) | Expr::ToInt8(_) | Expr::ToFp8(_) => false,
             Expr::ConstInt(_) | Expr::ColumnIndex | Expr::RowIndex(_) => false,
+            Expr::Integer(..) | Expr::FloatToInt(_) => false,
         }
+    }
+
+    /// Arithmetic of `i32`; the larger and the smaller of two are picked.
+    fn integer(&mut self, op: BinaryOp, a: ExprId, b: ExprId) -> ExprId {
+        let mut picked = |compare: CompareOp| {
+            let is_first = self.exprs.make(Expr::Compare(compare, a, b));
+            self.exprs.make(Expr::Select(is_first, a, b))
+        };
+        let op = match op {
+            BinaryOp::Max => return picked(CompareOp::Gt),
+            BinaryOp::Min => return picked(CompareOp::Lt),
+            BinaryOp::Add => IntegerOp::Add,
+            BinaryOp::Sub => IntegerOp::Sub,
+            BinaryOp::Mul => IntegerOp::Mul,
+            BinaryOp::Div => unreachable!("a graph divides floats only"),
+        };
+        self.exprs.make(Expr::Integer(op, a, b))
     }
 
     /// One element per row, in a space of several columns. In a space of one column it is a row like any other.
@@ -269,6 +291,7 @@ impl RowLowering<'_> {
     fn cast(&mut self, a: ExprId, from: Dtype, to: Dtype) -> ExprId {
         match (from, to) {
             (Dtype::I32, Dtype::F32 | Dtype::F16 | Dtype::Bf16) => self.exprs.make(Expr::IntToFloat(a)),
+            (Dtype::F32 | Dtype::F16 | Dtype::Bf16, Dtype::I32) => self.exprs.make(Expr::FloatToInt(a)),
             (Dtype::F32 | Dtype::F16 | Dtype::Bf16, Dtype::I8) => self.exprs.make(Expr::ToInt8(a)),
             (Dtype::F32 | Dtype::F16 | Dtype::Bf16, Dtype::F8e4m3) => self.exprs.make(Expr::ToFp8(a)),
             // Lanes are f32 whatever the storage type: rounding happens in the store.

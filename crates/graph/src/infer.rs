@@ -2,7 +2,7 @@
 
 use crate::dtype::Dtype;
 use crate::node::Node;
-use crate::op::{Op, ReduceOp, View};
+use crate::op::{BinaryOp, Op, ReduceOp, View};
 use crate::shape::Shape;
 
 type Rule = Result<(Shape, Dtype), String>;
@@ -44,10 +44,12 @@ pub(crate) fn infer(op: &Op, operands: &[&Node]) -> Rule {
             ensure(operands[0].dtype.is_float(), "a float operand")?;
             Ok((operands[0].shape.clone(), operands[0].dtype))
         }
-        Op::Binary(_) => {
+        Op::Binary(op) => {
             arity(operands, 2)?;
             ensure(operands[0].dtype == operands[1].dtype, "operands of one dtype (cast one of them)")?;
-            ensure(operands[0].dtype.is_float(), "float operands")?;
+            let is_integer = operands[0].dtype == Dtype::I32;
+            ensure(!is_integer || *op != BinaryOp::Div, "float operands")?;
+            ensure(is_integer || operands[0].dtype.is_float(), "float or i32 operands")?;
             Ok((broadcast(operands)?, operands[0].dtype))
         }
         Op::Compare(_) => {
@@ -91,8 +93,8 @@ pub(crate) fn infer(op: &Op, operands: &[&Node]) -> Rule {
         Op::Matmul { transpose_a, transpose_b } => matmul(operands, *transpose_a, *transpose_b),
         Op::Gather => {
             arity(operands, 2)?;
-            let values = operands[0].dtype.is_float() || operands[0].dtype == Dtype::I8;
-            ensure(operands[0].shape.rank() == 2 && values, "a float or i8 table [n, c]")?;
+            let values = operands[0].dtype.is_float() || matches!(operands[0].dtype, Dtype::I8 | Dtype::I32);
+            ensure(operands[0].shape.rank() == 2 && values, "a float, i32 or i8 table [n, c]")?;
             ensure(operands[1].dtype == Dtype::I32, "i32 indices")?;
             let mut dims = operands[1].shape.to_vec();
             dims.push(operands[0].shape.cols());
@@ -137,12 +139,12 @@ fn broadcast(operands: &[&Node]) -> Result<Shape, String> {
 fn cast(from: Dtype, to: Dtype) -> Result<Dtype, String> {
     let fits = match (from, to) {
         (a, b) if a == b => true,
-        (Dtype::F32 | Dtype::F16 | Dtype::Bf16, Dtype::Bool | Dtype::I32) => false,
+        (Dtype::F32 | Dtype::F16 | Dtype::Bf16, Dtype::Bool) => false,
         (Dtype::F32 | Dtype::F16 | Dtype::Bf16, _) => true,
         (Dtype::I8 | Dtype::I32 | Dtype::Bool, Dtype::F32 | Dtype::F16 | Dtype::Bf16) => true,
         _ => false,
     };
-    ensure(fits, &format!("a cast between floats, to i8 or f8e4m3, or from i8, i32 or bool, not {from} to {to}"))?;
+    ensure(fits, &format!("a cast between floats, to i8, i32 or f8e4m3, or from i8, i32 or bool, not {from} to {to}"))?;
     Ok(to)
 }
 

@@ -174,13 +174,13 @@ pub enum Op {
     },
     /// One float operand.
     Unary(UnaryOp),
-    /// Two float operands of one dtype, broadcast against each other.
+    /// Two float operands of one dtype, broadcast against each other. All but `Div` also take `i32`, and wrap.
     Binary(BinaryOp),
     /// Two operands of one dtype (floats or `i32`), broadcast; the result is `bool`.
     Compare(CompareOp),
     /// Operands: condition (`bool`), value where true, value where false; all broadcast.
     Select,
-    /// To another dtype: nearest even, saturating to `i8`.
+    /// To another dtype: nearest even, saturating to `i8` and `i32`, where NaN becomes 0.
     Cast(Dtype),
     /// Over the last axis, which stays with size 1.
     RowReduce(ReduceOp),
@@ -194,7 +194,7 @@ pub enum Op {
         /// the second operand is stored `[.., n, k]`
         transpose_b: bool,
     },
-    /// Rows of a float or `i8` table `[n, c]` picked by `i32` indices `[..]`: `[.., c]`.
+    /// Rows of a float, `i32` or `i8` table `[n, c]` picked by `i32` indices `[..]`: `[.., c]`.
     Gather,
     /// Operands: indices `[..]`, rows `[.., c]`. Adds each row to row `index` of a zero table `[rows, c]`.
     ScatterAdd {

@@ -123,6 +123,15 @@ impl Element {
         })
     }
 
+    /// Whether every value of another type with the same dtype is one of this.
+    pub fn holds(self, other: Element) -> bool {
+        match (self.range(), other.range()) {
+            _ if self.dtype() != Dtype::I32 || self.bits() > 16 => true,
+            (Some((least, most)), Some((low, high))) => least <= low && high <= most,
+            _ => false,
+        }
+    }
+
     /// What it is in a graph whose floats all have one dtype.
     pub fn dtype_with(self, float: Option<Dtype>) -> Dtype {
         float.filter(|_| self.is_float()).unwrap_or(self.dtype())
@@ -209,7 +218,14 @@ impl Element {
             Element::F64 | Element::F8e4m3 | Element::F8e4m3Fnuz | Element::F8e5m2 | Element::F8e5m2Fnuz => value,
             Element::F4e2m1 | Element::F8e8m0 => value,
             Element::Bool => f64::from(value != 0.0),
-            _ => value.trunc(),
+            // What is beyond wraps.
+            _ => match self.range() {
+                Some((least, most)) => {
+                    let (whole, span) = (value.trunc(), most - least + 1.0);
+                    whole - span * ((whole - least) / span).floor()
+                }
+                None => value.trunc(),
+            },
         }
     }
 

@@ -21,6 +21,8 @@ pub(crate) struct Emitted {
     pub inputs: Vec<(String, String)>,
     /// For each node of the canonical form, the graph's, if it was needed.
     pub places: Vec<Option<NodeId>>,
+    /// Whether integers of 64 bits, or unsigned ones of 32, are computed in 32 bits.
+    pub is_narrowed: bool,
 }
 
 /// Builds the graph of what the outputs need.
@@ -39,6 +41,7 @@ pub(crate) fn emit(translated: &Translated, float: Option<Dtype>) -> Result<Emit
         names: HashSet::new(),
         repeats: HashMap::new(),
         tables: HashMap::new(),
+        is_narrowed: false,
     };
     emitter.add_inputs()?;
     let needed = ir.needed();
@@ -51,8 +54,8 @@ pub(crate) fn emit(translated: &Translated, float: Option<Dtype>) -> Result<Emit
             emitter.graph.output(&name, node)?;
         }
     }
-    let Emitter { graph, weights, opaque, inputs, places, .. } = emitter;
-    Ok(Emitted { graph, weights, opaque, inputs, places })
+    let Emitter { graph, weights, opaque, inputs, places, is_narrowed, .. } = emitter;
+    Ok(Emitted { graph, weights, opaque, inputs, places, is_narrowed })
 }
 
 pub(crate) struct Emitter<'t> {
@@ -65,6 +68,8 @@ pub(crate) struct Emitter<'t> {
     opaque: Vec<OpaqueOp>,
     inputs: Vec<(String, String)>,
     places: Vec<Option<NodeId>>,
+    /// Whether integers of 64 bits, or unsigned ones of 32, are computed in 32 bits.
+    pub is_narrowed: bool,
     /// All results of nodes that have several.
     results: Vec<Vec<NodeId>>,
     /// Names taken, inputs and outputs apart.
@@ -208,17 +213,19 @@ impl Emitter<'_> {
         let node = ir.node(id);
         let x = operands.first().copied();
         let first = || x.ok_or_else(|| unsupported("an operation without operands"));
-        let is_byte = |inputs: &[Id]| inputs.iter().all(|&input| ir.element(input).dtype() == Dtype::I8);
+        let are = |dtype: Dtype| node.inputs.iter().all(|&input| ir.element(input).dtype() == dtype);
         match &node.kind {
-            Kind::Unary(_) | Kind::Binary(_) | Kind::Function(_) | Kind::Reduce { .. } if is_byte(&node.inputs) => {
+            Kind::Unary(_) | Kind::Binary(_) | Kind::Function(_) | Kind::Reduce { .. } if are(Dtype::I8) => {
                 self.byte_arithmetic(id, operands)
+            }
+            Kind::Unary(_) | Kind::Function(_) | Kind::Power(_) | Kind::Reduce { .. } if are(Dtype::I32) => {
+                self.integer_arithmetic(id, operands)
             }
             Kind::Unary(op) => self.graph.unary(*op, first()?),
             Kind::Binary(op) => {
                 let (a, b) = self.scalars(id, operands)?;
-                match (op, node.element.dtype()) {
-                    (BinaryOp::Max, Dtype::I32) => self.larger(CompareOp::Gt, a, b),
-                    (BinaryOp::Min, Dtype::I32) => self.larger(CompareOp::Lt, a, b),
+                match node.element.dtype() {
+                    Dtype::I32 => self.integer_binary(*op, a, b, node.element),
                     _ => self.graph.binary(*op, a, b),
                 }
             }
@@ -297,8 +304,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// A reduction over any axes: they are moved to the end and taken as one.
-    pub fn reduce(&mut self, x: NodeId, op: Reduction, axes: &[usize], shape: &Shape) -> Result<NodeId, GraphError> {
+    /// Some axes moved to the end and made one.
+    pub fn rows(&mut self, x: NodeId, axes: &[usize]) -> Result<NodeId, GraphError> {
         let from = self.graph.node(x).shape.clone();
         let kept: Vec<usize> = (0..from.rank()).filter(|axis| !axes.contains(axis)).collect();
         let permutation: Vec<usize> = kept.iter().chain(axes).copied().collect();
@@ -309,9 +316,12 @@ impl Emitter<'_> {
         let dims: Vec<usize> =
             kept.iter().map(|&axis| from[axis]).chain([axes.iter().map(|&axis| from[axis]).product()]).collect();
         let flat = Shape::new(dims);
-        if self.graph.node(rows).shape != flat {
-            rows = self.graph.reshape(rows, flat)?;
-        }
+        if self.graph.node(rows).shape == flat { Ok(rows) } else { self.graph.reshape(rows, flat) }
+    }
+
+    /// A reduction over any axes.
+    pub fn reduce(&mut self, x: NodeId, op: Reduction, axes: &[usize], shape: &Shape) -> Result<NodeId, GraphError> {
+        let rows = self.rows(x, axes)?;
         let reduced = match op {
             Reduction::Sum => self.graph.reduce(ReduceOp::Sum, rows)?,
             Reduction::Mean => self.graph.reduce(ReduceOp::Mean, rows)?,

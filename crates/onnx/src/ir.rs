@@ -274,7 +274,10 @@ impl Ir {
             Kind::Reshape(_) | Kind::Broadcast(_) | Kind::Slice { .. } => true,
             Kind::Concat { .. } => inputs.len() == 1,
             Kind::Transpose(permutation) => permutation.iter().enumerate().all(|(i, &axis)| i == axis),
-            Kind::Cast(element) => self.element(first).dtype() == element.dtype() && self.constant(first).is_none(),
+            Kind::Cast(element) => {
+                let from = self.element(first);
+                from.dtype() == element.dtype() && element.holds(from) && self.constant(first).is_none()
+            }
             Kind::Power(exponent) => *exponent == 1.0,
             Kind::Reduce { axes, op, keep } => axes.is_empty() && *keep && *op != Reduction::ArgMax,
             Kind::Binary(BinaryOp::Add) if neutral(first, 0.0) && self.shape(inputs[1]) == shape => {

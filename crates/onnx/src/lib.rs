@@ -62,6 +62,11 @@ fn imported(bytes: &[u8], options: &Options) -> Result<Imported, OnnxError> {
     let mut translated = translate::translate(bytes, options)?;
     let found = recognise::recognise(&mut translated.ir);
     let emitted = emit::emit(&translated, options.dtype)?;
+    if emitted.is_narrowed {
+        translated
+            .notes
+            .push("64-bit and unsigned integers are computed in 32 bits, where what is beyond wraps".to_string());
+    }
     let recognised = found.composites.into_iter().filter_map(|found| {
         let node = emitted.places[found.id.index()]?;
         Some(Recognised { what: found.what, at: found.at, node, operations: found.operations })

@@ -96,7 +96,7 @@ impl<'a> Reader<'a, '_> {
                     None => Step::Other,
                 }
             }
-            (_, &Op::Cast(to)) if self.is_at(node.inputs[0]) => Step::Round { to, result: id },
+            (_, &Op::Cast(to)) if to != Dtype::I32 && self.is_at(node.inputs[0]) => Step::Round { to, result: id },
             (_, Op::Binary(BinaryOp::Add)) => match (self.is_at(node.inputs[0]), self.is_at(node.inputs[1])) {
                 (true, false) => Step::Add { value: node.inputs[1], result: id },
                 (false, true) => Step::Add { value: node.inputs[0], result: id },

@@ -196,7 +196,7 @@ impl<'a> Evaluation<'_, 'a> {
     pub fn computed(&self, index: usize, node: &Node, operands: &[&Value<'a>]) -> Result<Value<'a>, ReferenceError> {
         let rounding = match node.op {
             // The meaning of these casts is to round.
-            Op::Cast(dtype @ (Dtype::I8 | Dtype::F8e4m3)) => Some(dtype),
+            Op::Cast(dtype @ (Dtype::I8 | Dtype::I32 | Dtype::F8e4m3)) => Some(dtype),
             _ => (self.rounding == Rounding::Storage && node.dtype.is_float()).then_some(node.dtype),
         };
         if let Op::Opaque(opaque) = &node.op {
@@ -245,6 +245,9 @@ fn primitive<'a>(node: &Node, operands: &[&Value<'a>], store: Store) -> Result<S
             Some(_) => map1(operand(0), store, |x| scalar::library(*op, x)),
             None => map1(operand(0), store, |x| op.apply(x)),
         },
+        Op::Binary(op) if node.dtype == Dtype::I32 => {
+            map2(&node.shape, [operand(0), operand(1)], store, |a, b| scalar::integer(*op, a, b))
+        }
         Op::Binary(op) => map2(&node.shape, [operand(0), operand(1)], store, |a, b| scalar::binary(*op, a, b)),
         Op::Compare(op) => map2(&node.shape, [operand(0), operand(1)], store, |a, b| f64::from(op.holds(a, b))),
         Op::Select => {

@@ -31,6 +31,21 @@ pub(crate) fn binary(op: BinaryOp, a: f64, b: f64) -> f64 {
     }
 }
 
+/// Of two `i32`, wrapping.
+#[inline(always)]
+pub(crate) fn integer(op: BinaryOp, a: f64, b: f64) -> f64 {
+    let (a, b) = (a as i32, b as i32);
+    f64::from(match op {
+        BinaryOp::Add => a.wrapping_add(b),
+        BinaryOp::Sub => a.wrapping_sub(b),
+        BinaryOp::Mul => a.wrapping_mul(b),
+        BinaryOp::Max => a.max(b),
+        BinaryOp::Min => a.min(b),
+        // A graph divides floats only.
+        BinaryOp::Div => 0,
+    })
+}
+
 /// The larger of two; NaN if either is (`f64::max` would drop it).
 #[inline(always)]
 pub(crate) fn larger(a: f64, b: f64) -> f64 {

@@ -29,7 +29,7 @@ pub(crate) fn slack_of(graph: &Graph, node: &Node, operands: &[&Value], result: 
         Op::Compare(CompareOp::Eq) if never_zero(graph, node, operands) => None,
         Op::Compare(_) if node.inputs[0] != node.inputs[1] => near_ties(node, operands[0], operands[1]),
         Op::Unary(UnaryOp::Round) => jumps(operands[0], f64::round_ties_even),
-        Op::Cast(dtype @ (Dtype::I8 | Dtype::F8e4m3)) => jumps(operands[0], |x| round_to(*dtype, x)),
+        Op::Cast(dtype @ (Dtype::I8 | Dtype::I32 | Dtype::F8e4m3)) => jumps(operands[0], |x| round_to(*dtype, x)),
         Op::RowReduce(ReduceOp::ArgMax) => rival_columns(operands[0]),
         _ => {
             if operands.iter().all(|operand| operand.slack.is_none()) {
@@ -56,7 +56,7 @@ fn never_zero(graph: &Graph, node: &Node, operands: &[&Value]) -> bool {
 fn rounds(node: &Node) -> bool {
     match &node.op {
         Op::Unary(op) => !matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Round),
-        Op::Binary(op) => !matches!(op, BinaryOp::Max | BinaryOp::Min),
+        Op::Binary(op) => node.dtype.is_float() && !matches!(op, BinaryOp::Max | BinaryOp::Min),
         Op::RowReduce(op) => matches!(op, ReduceOp::Sum | ReduceOp::Mean),
         Op::Cast(to) => matches!(to, Dtype::F16 | Dtype::Bf16),
         Op::ColumnSum | Op::Matmul { .. } | Op::ScatterAdd { .. } => true,
@@ -159,6 +159,7 @@ fn through_binary(node: &Node, op: BinaryOp, operands: &[&Value]) -> Strided<'st
     let (a_slack, b_slack) = (slack_or_zero(operands[0]), slack_or_zero(operands[1]));
     let [a_off, b_off] = [0, 1].map(|operand: usize| operands[operand].spread.total(&operands[operand].main.shape));
     let inputs = [&operands[0].main, &a_slack, &a_off, &operands[1].main, &b_slack, &b_off];
+    let is_integer = node.dtype == Dtype::I32;
     map(&node.shape, inputs, Store::PLAIN, |[a, a_slack, a_off, b, b_slack, b_off]| {
         if a_slack == 0.0 && b_slack == 0.0 {
             return 0.0;
@@ -170,7 +171,12 @@ fn through_binary(node: &Node, op: BinaryOp, operands: &[&Value]) -> Strided<'st
         }
         let here = scalar::binary(op, a, b);
         let corners = [(1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0)];
-        let at_corner = |(i, j)| change(here, scalar::binary(op, a + i * a_slack, b + j * b_slack));
+        let at_corner = |(i, j)| {
+            let there = scalar::binary(op, a + i * a_slack, b + j * b_slack);
+            // An integer that wraps may become any other.
+            let wraps = is_integer && !(f64::from(i32::MIN)..=f64::from(i32::MAX)).contains(&there);
+            if wraps { f64::INFINITY } else { change(here, there) }
+        };
         let largest = corners.into_iter().map(at_corner).fold(0.0, f64::max);
         // Nothing times anything is nothing, even where nothing is known of the other.
         let both = |slack: f64, reach: f64| if slack == 0.0 || reach == 0.0 { 0.0 } else { slack * reach };

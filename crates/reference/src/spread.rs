@@ -39,6 +39,10 @@ fn followed(graph: &Graph, index: usize, node: &Node, operands: &[&Value], resul
         Op::Compare(_) | Op::Unary(UnaryOp::Round) | Op::RowReduce(ReduceOp::ArgMax) => Spread::default(),
         Op::Cast(Dtype::I8 | Dtype::F8e4m3 | Dtype::I32 | Dtype::Bool) => Spread::default(),
         Op::Const { .. } => from_steps(index, node, operands, result, |_, y| rounding(node.dtype, y, 0.0)),
+        // Integers beyond 2^24 are rounded.
+        Op::Cast(Dtype::F32) if operands[0].dtype == Dtype::I32 => {
+            from_steps(index, node, operands, result, |_, y| rounding(node.dtype, y, 0.0))
+        }
         // A widening changes nothing.
         Op::Cast(_) if node.dtype == Dtype::F32 && operands[0].spread.is_exact() => Spread::default(),
         Op::Cast(Dtype::F32) => first(),
@@ -49,6 +53,7 @@ fn followed(graph: &Graph, index: usize, node: &Node, operands: &[&Value], resul
             let slope = |x: f64, y: f64, off: f64| slope(*op, x, y, DEVIATIONS * off, least);
             unary(index, node, operands[0], result, slope, |x, y| function(*op, in_composite, x, y))
         }
+        Op::Binary(_) if node.dtype == Dtype::I32 => Spread::default(),
         Op::Binary(op) => binary(index, node, *op, operands, result),
         Op::Select => select(node, operands),
         Op::View(change) => through_view(change, operands[0], &node.shape),

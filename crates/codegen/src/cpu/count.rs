@@ -5,7 +5,7 @@ use deuteron_plan::{Class, LANES, Work};
 
 use crate::argument::ArgBinding;
 use crate::cpu::chunks::{Chunks, STREAM_FROM, chunks};
-use crate::cpu::program::{Access, Inst, STRIP, TileProgram, TileReduce, TileUnary};
+use crate::cpu::program::{Access, Inst, IntegerOp, STRIP, TileProgram, TileReduce, TileUnary};
 use crate::cpu::simd::{Sweep, rows_in_flight, sources, spread, sweeps};
 
 /// Counts a tile program over rows and columns.
@@ -162,6 +162,9 @@ impl Counter<'_> {
             Inst::Binary { .. } | Inst::MulAdd { .. } | Inst::Compare { .. } | Inst::Select { .. } => {
                 work.add(Class::Simple, vectors);
             }
+            // Products of integers take a handful of instructions.
+            Inst::Integer { op: IntegerOp::Mul, .. } => work.add(Class::Simple, 5.0 * vectors),
+            Inst::Integer { .. } => work.add(Class::Simple, vectors),
             Inst::ColumnIndex { .. } | Inst::RowIndex { .. } => work.add(Class::Simple, vectors),
         }
     }
@@ -185,6 +188,7 @@ fn unary_class(op: TileUnary) -> Class {
         TileUnary::GeluTanh | TileUnary::Silu => Class::Tanh,
         TileUnary::GeluErf => Class::Erf,
         TileUnary::IntToFloat => Class::Simple,
+        TileUnary::FloatToInt => Class::Convert,
         TileUnary::RoundF16 | TileUnary::RoundBf16 => Class::Convert,
         TileUnary::Primitive(op) => match op {
             UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Round => Class::Simple,

@@ -343,7 +343,9 @@ impl<'a> Emitter<'a> {
             Expr::RowIndex(axis) => Inst::RowIndex { dst, axis },
             Expr::Unary(op, a) => Inst::Unary { op: TileUnary::Primitive(op), dst, a: self.src(a) },
             Expr::IntToFloat(a) => Inst::Unary { op: TileUnary::IntToFloat, dst, a: self.src(a) },
+            Expr::FloatToInt(a) => Inst::Unary { op: TileUnary::FloatToInt, dst, a: self.src(a) },
             Expr::Binary(op, a, b) => Inst::Binary { op, dst, a: self.src(a), b: self.src(b) },
+            Expr::Integer(op, a, b) => Inst::Integer { op, dst, a: self.src(a), b: self.src(b) },
             Expr::Compare(op, a, b) => {
                 let kind = if self.body.is_int(a) { LaneKind::Int } else { LaneKind::Float };
                 Inst::Compare { op, kind, dst, a: self.src(a), b: self.src(b) }

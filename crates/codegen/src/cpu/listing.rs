@@ -56,6 +56,7 @@ impl fmt::Display for Inst {
             Inst::Load { dst, arg } => write!(f, "{dst} = load a{arg}"),
             Inst::Unary { op, dst, a } => write!(f, "{dst} = {} {a}", unary_name(*op)),
             Inst::Binary { op, dst, a, b } => write!(f, "{dst} = {} {a} {b}", op.name()),
+            Inst::Integer { op, dst, a, b } => write!(f, "{dst} = {} {a} {b}", op.name()),
             Inst::MulAdd { dst, a, b, c } => write!(f, "{dst} = mul_add {a} {b} {c}"),
             Inst::MulMulAdd { dst, a, b, c, d } => write!(f, "{dst} = mul_mul_add {a} {b} {c} {d}"),
             Inst::SubMulMulAdd { dst, a, b, c, d, e } => write!(f, "{dst} = sub_mul_mul_add {a} {b} {c} {d} {e}"),
@@ -83,6 +84,7 @@ fn unary_name(op: TileUnary) -> &'static str {
         TileUnary::GeluErf => "gelu_erf",
         TileUnary::Silu => "silu",
         TileUnary::IntToFloat => "float",
+        TileUnary::FloatToInt => "int",
         TileUnary::RoundF16 => "round_f16",
         TileUnary::RoundBf16 => "round_bf16",
     }

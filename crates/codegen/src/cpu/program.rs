@@ -11,7 +11,7 @@
 
 use deuteron_graph::{BinaryOp, CompareOp, UnaryOp};
 
-pub use crate::body::{Access, ArgSpec};
+pub use crate::body::{Access, ArgSpec, IntegerOp};
 
 /// Columns of one strip: 4 KiB of `f32`, so that a dozen tiles stay in a 48 KiB L1.
 pub const STRIP: usize = 1024;
@@ -110,6 +110,8 @@ pub enum TileUnary {
     Silu,
     /// `i32` lanes to `f32`.
     IntToFloat,
+    /// `f32` lanes to the nearest `i32`, saturating; NaN becomes 0.
+    FloatToInt,
     /// To the nearest `f16`, as a store would leave it.
     RoundF16,
     /// To the nearest `bf16`, as a store would leave it.
@@ -152,6 +154,8 @@ pub enum Inst {
     Unary { op: TileUnary, dst: Dst, a: Src },
     /// `dst = op(a, b)`
     Binary { op: BinaryOp, dst: Dst, a: Src, b: Src },
+    /// `dst = op(a, b)` of `i32` lanes
+    Integer { op: IntegerOp, dst: Dst, a: Src, b: Src },
     /// `dst = a * b + c`, rounded once where the machine has the instruction.
     MulAdd { dst: Dst, a: Src, b: Src, c: Src },
     /// `dst = a * b * c + d`: a normed value scaled and shifted.

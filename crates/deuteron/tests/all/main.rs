@@ -6,6 +6,7 @@ mod catalog;
 mod cuda;
 mod experts;
 mod int8;
+mod integers;
 mod ladder;
 mod machine_code;
 mod mistakes;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use deuteron_graph::{Dtype, Graph, GraphError, Mask, Quantized, differentiate, extract};
+use deuteron_graph::{BinaryOp, Dtype, Graph, GraphError, Mask, Quantized, differentiate, extract};
 use deuteron_testkit::fixtures::{CACHE, GRAPHS, MALFORMED};
 use deuteron_testkit::fuzz;
 
@@ -100,6 +100,29 @@ fn builder_errors_name_the_op_the_operands_and_the_shapes() {
     let error = graph.dropout(x, r, 1.0, 0).unwrap_err();
     assert_eq!(error.to_string(), "dropout: p must be in [0, 1), got 1");
     assert_eq!(graph, before, "an error leaves the graph as it was");
+}
+
+#[test]
+fn integers_are_added_and_multiplied_but_not_divided() {
+    let mut graph = Graph::new("integers");
+    let (a, b) = (graph.input("a", Dtype::I32, [3, 5]).unwrap(), graph.input("b", Dtype::I32, [3, 1]).unwrap());
+    let x = graph.input("x", Dtype::F32, [3, 5]).unwrap();
+    let mut all = a;
+    for op in [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max, BinaryOp::Min] {
+        all = graph.binary(op, all, b).unwrap();
+        assert_eq!((graph.node(all).dtype, &graph.node(all).shape[..]), (Dtype::I32, &[3, 5][..]));
+    }
+    assert!(graph.binary(BinaryOp::Div, a, b).unwrap_err().to_string().contains("float operands"));
+    assert!(graph.binary(BinaryOp::Add, a, x).unwrap_err().to_string().contains("operands of one dtype"));
+    let bytes = graph.input("bytes", Dtype::I8, [3, 5]).unwrap();
+    assert!(graph.binary(BinaryOp::Add, bytes, bytes).unwrap_err().to_string().contains("float or i32 operands"));
+    let whole = graph.cast(x, Dtype::I32).unwrap();
+    let picks = graph.reshape(all, [15]).unwrap();
+    let rows = graph.gather(whole, picks).unwrap();
+    assert_eq!((graph.node(rows).dtype, &graph.node(rows).shape[..]), (Dtype::I32, &[15, 5][..]));
+    graph.output("rows", rows).unwrap();
+    round_trip(&graph);
+    assert!(matches!(differentiate(&graph, &[x]), Err(GraphError::NoGradient { .. })));
 }
 
 #[test]

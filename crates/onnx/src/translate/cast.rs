@@ -144,12 +144,12 @@ impl<'a> Translator<'a, '_> {
 
     /// Integers of less than a byte: towards zero, and of what is too large the lowest bits.
     fn wrapped_to_part_of_byte(&mut self, x: Id, to: Element) -> Result<Id, Problem> {
-        if self.ir.element(x).dtype() == Dtype::I32 && self.ir.constant(x).is_none() {
-            return Err(Problem::Opaque("a cast from wide integers to parts of bytes is not a primitive".to_string()));
-        }
         let Some((least, most)) = to.range() else {
             return Err(Problem::Refused("an integer of at most 16 bits expected".to_string()));
         };
+        // The lowest byte of a wide integer has all bits that are kept.
+        let is_wide = self.ir.element(x).dtype() == Dtype::I32;
+        let x = if is_wide { self.ir.cast(x, Element::I8)? } else { x };
         let x = self.wide(x)?;
         let down = self.ir.push(Kind::Function(Function::Floor), &[x])?;
         let up = self.ir.push(Kind::Function(Function::Ceil), &[x])?;

@@ -8,6 +8,9 @@ use super::{Call, Problem, Translator};
 use crate::element::Element;
 use crate::ir::{Id, Kind, Reduction};
 
+/// So many products of two numbers of up to 255 add up to less than 2^24.
+const EXACT_TERMS: usize = 258;
+
 impl<'a> Translator<'a, '_> {
     pub(super) fn quantize(&mut self, call: &Call<'a, '_>) -> Results {
         match call.node.op {
@@ -181,14 +184,16 @@ impl<'a> Translator<'a, '_> {
     pub(super) fn integer_matmul(&mut self, call: &Call) -> Results {
         let zeros = [call.optional(2), call.optional(3)];
         let product = self.centred_product(call.input(0)?, call.input(1)?, zeros)?;
-        self.integer_result(product)
+        let terms = self.ir.shape(call.input(0)?).cols();
+        self.integer_result(call, product, terms)
     }
 
     pub(super) fn integer_convolution(&mut self, call: &Call) -> Results {
         let x = self.centred(call.input(0)?, call.optional(2), 1)?;
         let weight = self.centred(call.input(1)?, call.optional(3), 0)?;
         let result = self.convolution(call, x, weight, None)?[0];
-        self.integer_result(result)
+        let terms = self.ir.shape(weight).iter().skip(1).product();
+        self.integer_result(call, result, terms)
     }
 
     /// `QLinearMatMul`: a product of integers, scaled and rounded to integers again.
@@ -243,8 +248,16 @@ impl<'a> Translator<'a, '_> {
         Ok(stored)
     }
 
-    fn integer_result(&mut self, value: Id) -> Results {
-        let stored = self.ir.cast(value, Element::I32)?;
+    /// As integers, if floats hold all sums of so many products of bytes.
+    fn integer_result(&mut self, call: &Call, value: Id, terms: usize) -> Results {
+        let stored = match terms <= EXACT_TERMS {
+            true => self.ir.cast(value, Element::I32)?,
+            false => {
+                let why = format!("sums of {terms} products of bytes are not exact in floats");
+                let results = vec![(Element::I32, self.ir.shape(value).clone())];
+                self.opaque(call, why, 0, false, results)[0]
+            }
+        };
         self.floats.insert(stored, value);
         Ok(vec![stored])
     }

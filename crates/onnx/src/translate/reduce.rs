@@ -199,7 +199,7 @@ impl<'a> Translator<'a, '_> {
         let size = shape[axis];
         let Some(constant) = self.ir.node(x).constant.clone() else {
             if !element.is_float() {
-                return Err(Problem::Opaque(format!("a running sum of {} is not a primitive", element.dtype())));
+                return self.running_integers(x, axis, exclusive, reverse);
             }
             self.reserve(size.saturating_mul(size))?;
             let counts = |to: usize, from: usize| match (reverse, exclusive) {
@@ -224,6 +224,34 @@ impl<'a> Translator<'a, '_> {
             }
         }
         Ok(self.ir.known(Constant::dense(shape, sums, false), element))
+    }
+
+    /// Running sums of integers: each number is added to the one so many places on, for all powers of two.
+    fn running_integers(&mut self, x: Id, axis: usize, exclusive: bool, reverse: bool) -> Result<Id, Problem> {
+        let size = self.ir.shape(x)[axis];
+        let mut sums = x;
+        if exclusive && size > 0 {
+            sums = self.shifted(sums, axis, 1, reverse)?;
+        }
+        let mut step = 1;
+        while step < size {
+            let moved = self.shifted(sums, axis, step, reverse)?;
+            sums = self.ir.binary(BinaryOp::Add, sums, moved)?;
+            step *= 2;
+        }
+        Ok(sums)
+    }
+
+    /// Elements moved along an axis, towards its begin or its end, with zeros behind them.
+    fn shifted(&mut self, x: Id, axis: usize, step: usize, to_begin: bool) -> Result<Id, Problem> {
+        let (shape, element) = (self.ir.shape(x).clone(), self.ir.element(x));
+        let mut dims = shape.to_vec();
+        dims[axis] = step;
+        let zeros = self.ir.known(Constant::filled(dims.into(), 0.0), element);
+        let start = if to_begin { step } else { 0 };
+        let kept = self.ir.push(Kind::Slice { axis, start, length: shape[axis] - step }, &[x])?;
+        let parts = if to_begin { [kept, zeros] } else { [zeros, kept] };
+        Ok(self.ir.push(Kind::Concat { axis }, &parts)?)
     }
 
     /// Running products of few factors, one after the other.

@@ -1,6 +1,7 @@
 //! The importer from outside.
 
 mod control;
+mod integers;
 mod models;
 mod narrow;
 mod nodes;

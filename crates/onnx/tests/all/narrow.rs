@@ -303,18 +303,14 @@ fn pools_of_bytes_are_padded_with_their_least() {
 }
 
 #[test]
-fn wide_integers_are_not_cut_to_parts_of_bytes() {
-    let writer = Writer::default()
-        .typed_input("x", I32, &[Size::Is(3)])
-        .call("Cast", &["x"], &["y"], &[("to", Value::Int(I4 as i64))])
-        .output("y");
-    let error = import(&writer.finish_at(25), &Options::default()).unwrap_err().to_string();
-    assert!(error.contains("a cast from wide integers to parts of bytes is not a primitive"), "{error}");
-    let known = Writer::default()
-        .tensor(tensor("w", I32, &[3]).bytes(9, &[1i32, -9, 300].map(i32::to_le_bytes).concat()))
-        .call("Cast", &["w"], &["y"], &[("to", Value::Int(I4 as i64))])
-        .output("y");
+fn wide_integers_are_cut_to_parts_of_bytes() {
+    let data = [1, -9, 300, i32::MAX, i32::MIN, -1];
+    let expected = [1.0, 7.0, -4.0, -1.0, 0.0, -1.0];
+    let cast = |writer: Writer| writer.call("Cast", &["x"], &["y"], &[("to", Value::Int(I4 as i64))]).output("y");
+    let given = cast(Writer::default().typed_input("x", I32, &[Size::Is(6)]));
+    assert_eq!(evaluated_at(given, 25, &[("x", &data.map(f64::from))])[0].1, expected);
+    let known = cast(Writer::default().tensor(tensor("x", I32, &[6]).bytes(9, &data.map(i32::to_le_bytes).concat())));
     let file = known.finish_at(25);
     let imported = import(&file, &Options::default()).unwrap();
-    assert_eq!(values(&imported.weights[0].read(&file).unwrap()).values, [1.0, 7.0, -4.0]);
+    assert_eq!(values(&imported.weights[0].read(&file).unwrap()).values, expected);
 }

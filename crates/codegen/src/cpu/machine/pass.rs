@@ -89,6 +89,7 @@ impl Passes<'_> {
                 Inst::ColumnAdd { partial, a } => self.add_scalar(partial, a),
                 _ => {
                     let ops = record(target, program, |notes| notes.scalars(insts));
+                    self.odd_lanes(ops.iter());
                     self.assembler.load(frame::SCALARS, field(offset_of!(Context, lanes)));
                     for vector in 0..16 / target.width() {
                         self.vectors(&ops, &held, Variant::whole(vector))?;

@@ -98,7 +98,7 @@ fn check_stage(program: &TileProgram, inst: Inst, stage: Stage) {
         }
         Inst::ColumnIndex { .. } | Inst::Keep { .. } => assert!(!row, "expected strip work, got {inst:?}"),
         Inst::Unary { .. } | Inst::Binary { .. } | Inst::MulAdd { .. } | Inst::MulMulAdd { .. } => {}
-        Inst::SubMulMulAdd { .. } => {}
+        Inst::SubMulMulAdd { .. } | Inst::Integer { .. } => {}
         Inst::ExpSub { .. } | Inst::Compare { .. } | Inst::Select { .. } => {}
     }
 }

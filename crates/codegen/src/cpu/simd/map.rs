@@ -7,7 +7,7 @@ use super::lanes::{Arithmetic, Simd};
 use super::math;
 use super::reduce::{Strip, reduce_made};
 use super::sweep::{Body, Input, Output, sweep_rows};
-use crate::cpu::program::{Inst, LaneKind, Src, TileReduce, TileUnary};
+use crate::cpu::program::{Inst, IntegerOp, LaneKind, Src, TileReduce, TileUnary};
 
 /// A function of `N` lanes.
 pub(in crate::cpu) trait Function<const N: usize>: Copy {
@@ -124,6 +124,10 @@ functions! {
     GeluErf(simd, x) = math::gelu_erf(simd, x);
     Silu(simd, x) = math::silu(simd, x);
     IntToFloat(simd, x) = simd.to_float(simd.bits(x));
+    FloatToInt(simd, x) = simd.reinterpret(math::to_nearest_int(simd, x));
+    AddInt(simd, a, b) = simd.reinterpret(simd.add_int(simd.bits(a), simd.bits(b)));
+    SubInt(simd, a, b) = simd.reinterpret(simd.sub_int(simd.bits(a), simd.bits(b)));
+    MulInt(simd, a, b) = simd.reinterpret(math::mul_int(simd, simd.bits(a), simd.bits(b)));
     RoundF16(simd, x) = HalfFloat::round(simd, x);
     RoundBf16(simd, x) = BrainFloat::round(simd, x);
     Add(simd, a, b) = simd.add(a, b);
@@ -171,6 +175,11 @@ pub(in crate::cpu) fn visit<V: Visitor>(inst: Inst, visitor: V) -> Option<V::Out
             BinaryOp::Max => visitor.visit(Max, [a, b]),
             BinaryOp::Min => visitor.visit(Min, [a, b]),
         },
+        Inst::Integer { op, a, b, .. } => match op {
+            IntegerOp::Add => visitor.visit(AddInt, [a, b]),
+            IntegerOp::Sub => visitor.visit(SubInt, [a, b]),
+            IntegerOp::Mul => visitor.visit(MulInt, [a, b]),
+        },
         Inst::Compare { op, kind, a, b, .. } => visit_compare(op, kind, [a, b], visitor),
         Inst::Select { cond, a, b, .. } => visitor.visit(Select, [cond, a, b]),
         Inst::MulAdd { a, b, c, .. } => visitor.visit(MulAdd, [a, b, c]),
@@ -204,6 +213,7 @@ fn visit_unary<V: Visitor>(op: TileUnary, a: Src, visitor: V) -> V::Output {
         TileUnary::GeluErf => visitor.visit(GeluErf, [a]),
         TileUnary::Silu => visitor.visit(Silu, [a]),
         TileUnary::IntToFloat => visitor.visit(IntToFloat, [a]),
+        TileUnary::FloatToInt => visitor.visit(FloatToInt, [a]),
         TileUnary::RoundF16 => visitor.visit(RoundF16, [a]),
         TileUnary::RoundBf16 => visitor.visit(RoundBf16, [a]),
     }

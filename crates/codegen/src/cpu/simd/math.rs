@@ -234,3 +234,24 @@ fn copy_sign<S: Arithmetic>(simd: S, size: S::Float, sign: S::Float) -> S::Float
     let bit = simd.and(simd.bits(sign), simd.splat_int(i32::MIN));
     simd.reinterpret(simd.or(simd.bits(size), bit))
 }
+
+/// The nearest `i32`, ties to even, saturating; NaN becomes 0.
+#[inline(always)]
+pub(super) fn to_nearest_int<S: Arithmetic>(simd: S, x: S::Float) -> S::Int {
+    // Two halves of 16 bits, because not every machine converts numbers beyond 2^21. Both are exact.
+    let whole = simd.round(x);
+    let high = simd.floor(simd.mul(whole, simd.splat(1.0 / 65_536.0)));
+    let low = simd.neg_mul_add(high, simd.splat(65_536.0), whole);
+    let near = simd.add_int(simd.shift_left::<16>(simd.to_int(high)), simd.to_int(low));
+    let limit = simd.splat(2_147_483_648.0);
+    let below = simd.select_int(simd.less(x, simd.neg(limit)), simd.splat_int(i32::MIN), near);
+    let above = simd.select_int(simd.less_or_equal(limit, x), simd.splat_int(i32::MAX), below);
+    simd.select_int(simd.equal(x, x), above, simd.splat_int(0))
+}
+
+/// The low halves of 64-bit products.
+#[inline(always)]
+pub(super) fn mul_int<S: Arithmetic>(simd: S, a: S::Int, b: S::Int) -> S::Int {
+    let odd = simd.mul_even(simd.odd_to_even(a), simd.odd_to_even(b));
+    simd.alternate(simd.mul_even(a, b), odd)
+}

@@ -264,7 +264,8 @@ pub(in crate::cpu) fn sources(inst: Inst) -> [Option<Src>; 5] {
         Inst::Load { .. } | Inst::ColumnIndex { .. } | Inst::RowIndex { .. } => [None; 5],
         Inst::Unary { a, .. } | Inst::ColumnAdd { a, .. } | Inst::Store { a, .. } => [Some(a), None, None, None, None],
         Inst::Keep { seed, .. } => [Some(seed), None, None, None, None],
-        Inst::Binary { a, b, .. } | Inst::Compare { a, b, .. } => [Some(a), Some(b), None, None, None],
+        Inst::Binary { a, b, .. } | Inst::Integer { a, b, .. } => [Some(a), Some(b), None, None, None],
+        Inst::Compare { a, b, .. } => [Some(a), Some(b), None, None, None],
         Inst::Reduce { a, b, .. } | Inst::ExpSub { a, b, .. } => [Some(a), Some(b), None, None, None],
         Inst::MulAdd { a, b, c, .. } => [Some(a), Some(b), Some(c), None, None],
         Inst::MulMulAdd { a, b, c, d, .. } => [Some(a), Some(b), Some(c), Some(d), None],
@@ -279,6 +280,7 @@ pub(in crate::cpu) fn destination(inst: Inst) -> Option<Dst> {
         Inst::Load { dst, .. }
         | Inst::Unary { dst, .. }
         | Inst::Binary { dst, .. }
+        | Inst::Integer { dst, .. }
         | Inst::MulAdd { dst, .. }
         | Inst::MulMulAdd { dst, .. }
         | Inst::SubMulMulAdd { dst, .. }

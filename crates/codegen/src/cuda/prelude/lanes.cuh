@@ -78,6 +78,16 @@ template <class R, class C, class X, class Y> static __device__ __forceinline__ 
     return lanes<R>([&](int i) { return at(c, i) ? at(a, i) : at(b, i); });
 }
 
+// Arithmetic of integers wraps.
+static __device__ __forceinline__ int add_int(int a, int b) { return (int)((u32)a + (u32)b); }
+static __device__ __forceinline__ int sub_int(int a, int b) { return (int)((u32)a - (u32)b); }
+static __device__ __forceinline__ int mul_int(int a, int b) { return (int)((u32)a * (u32)b); }
+template <class X, class Y> static __device__ __forceinline__ I add_int(const X& a, const Y& b) { return lanes<I>([&](int i) { return add_int(at(a, i), at(b, i)); }); }
+template <class X, class Y> static __device__ __forceinline__ I sub_int(const X& a, const Y& b) { return lanes<I>([&](int i) { return sub_int(at(a, i), at(b, i)); }); }
+template <class X, class Y> static __device__ __forceinline__ I mul_int(const X& a, const Y& b) { return lanes<I>([&](int i) { return mul_int(at(a, i), at(b, i)); }); }
+static __device__ __forceinline__ int nearest_int(float x) { return nearest(x); }
+static __device__ __forceinline__ I nearest_int(const F& x) { return lanes<I>([&](int i) { return nearest(x.v[i]); }); }
+
 static __device__ __forceinline__ F as_float(const B& x) { return lanes<F>([&](int i) { return x.v[i] ? 1.0f : 0.0f; }); }
 static __device__ __forceinline__ F as_float(const I& x) { return lanes<F>([&](int i) { return (float)x.v[i]; }); }
 static __device__ __forceinline__ float as_float(bool x) { return x ? 1.0f : 0.0f; }

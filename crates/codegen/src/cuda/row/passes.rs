@@ -205,6 +205,6 @@ fn is_costly(expr: Expr) -> bool {
         Expr::Unary(op, _) => !matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Round),
         Expr::Load(_) | Expr::Const(_) | Expr::ConstInt(_) | Expr::ColumnIndex | Expr::RowIndex(_) => false,
         Expr::Binary(..) | Expr::Compare(..) | Expr::Select(..) | Expr::IntToFloat(_) | Expr::RowValue(_) => false,
-        Expr::ToInt8(_) | Expr::ToFp8(_) | Expr::Rounded(..) => false,
+        Expr::ToInt8(_) | Expr::ToFp8(_) | Expr::Rounded(..) | Expr::Integer(..) | Expr::FloatToInt(_) => false,
     }
 }

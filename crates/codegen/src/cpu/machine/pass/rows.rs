@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use super::super::encode::{self as x86, Arithmetic, Condition, Masked, Memory, Operand, Size};
 use super::super::frame::{self, Context, field};
 use super::super::lower::Strip;
-use super::super::values::Op;
+use super::super::values::{Op, Two};
 use super::super::vectors::{self, Held, ODD, TAIL, TAIL_VECTOR, Target, TooManyMasks, Variant};
 use super::{GROUP, Passes};
 
@@ -48,10 +48,8 @@ impl Passes<'_> {
         for &(leaf, register) in &others {
             vectors::load_leaf(assembler, self.target, &self.frame, leaf, register);
         }
-        if !rows.strip.keeps.is_empty() && self.target.is_avx512() {
-            assembler.number(x86::RAX, 0xAAAA);
-            assembler.mask_from(ODD, x86::RAX);
-        }
+        self.odd_lanes(rows.strip.keeps.iter().flatten().chain(&rows.strip.ops));
+        let assembler = &mut *self.assembler;
         assembler.load(x86::RAX, field(offset_of!(Context, kept)));
         assembler.store(frame::KEPT.memory(), x86::RAX);
         self.each_row(|passes| {
@@ -67,6 +65,14 @@ impl Passes<'_> {
             }
             Ok(())
         })
+    }
+
+    /// Sets the mask of odd lanes, where operations merge them.
+    pub(super) fn odd_lanes<'o>(&mut self, mut ops: impl Iterator<Item = &'o Op>) {
+        if self.target.is_avx512() && ops.any(|op| matches!(op, Op::Two(Two::EvenOdd, ..))) {
+            self.assembler.number(x86::RAX, 0xAAAA);
+            self.assembler.mask_from(ODD, x86::RAX);
+        }
     }
 
     fn row(&mut self, rows: &Rows<'_>) -> Result<(), TooManyMasks> {

@@ -4,7 +4,7 @@ use deuteron_graph::{BinaryOp, CompareOp, Dtype, UnaryOp};
 
 use crate::cpu::machine::LargeResults;
 use crate::cpu::program::{
-    Access, ArgSpec, Dst, Inst, LaneKind, Partial, Pass, Src, TileProgram, TileReduce, TileUnary,
+    Access, ArgSpec, Dst, Inst, IntegerOp, LaneKind, Partial, Pass, Src, TileProgram, TileReduce, TileUnary,
 };
 use crate::cpu::simd::tests::{Buffer, mixed, per_row, reads, scramble, writes};
 use crate::cpu::simd::{Axis, BoundArg, Isa, Launch, Scratch, compile, run};
@@ -167,6 +167,7 @@ fn unary_ops() -> Vec<TileUnary> {
         TileUnary::GeluErf,
         TileUnary::Silu,
         TileUnary::IntToFloat,
+        TileUnary::FloatToInt,
         TileUnary::RoundF16,
         TileUnary::RoundBf16,
     ];
@@ -177,6 +178,7 @@ fn lane_instructions(dst: Dst, [a, b, c, d, e]: [Src; 5]) -> Vec<Inst> {
     let mut insts: Vec<Inst> = unary_ops().into_iter().map(|op| Inst::Unary { op, dst, a }).collect();
     use BinaryOp::{Add, Div, Max, Min, Mul, Sub};
     insts.extend([Add, Sub, Mul, Div, Max, Min].map(|op| Inst::Binary { op, dst, a, b }));
+    insts.extend(IntegerOp::ALL.map(|op| Inst::Integer { op, dst, a, b }));
     use CompareOp::{Eq, Ge, Gt, Le, Lt, Ne};
     for kind in [LaneKind::Float, LaneKind::Int] {
         insts.extend([Lt, Le, Eq, Ne, Gt, Ge].map(|op| Inst::Compare { op, kind, dst, a, b }));

@@ -6,11 +6,12 @@ use super::{
     Buffer, TILE, WIDTHS, apply, assert_same, flat_program, mixed, per_row, reads, rows_program, run_all, scramble,
     try_run, writes,
 };
-use crate::cpu::program::{Dst, Inst, LaneKind, Pass, Src, TileUnary};
+use crate::cpu::program::{Dst, Inst, IntegerOp, LaneKind, Pass, Src, TileUnary};
 use crate::cpu::simd::{Axis, Isa};
 
 fn all_unary() -> Vec<TileUnary> {
-    let compounds = [TileUnary::GeluTanh, TileUnary::GeluErf, TileUnary::Silu, TileUnary::IntToFloat];
+    use TileUnary::{FloatToInt, GeluErf, GeluTanh, IntToFloat, Silu};
+    let compounds = [GeluTanh, GeluErf, Silu, IntToFloat, FloatToInt];
     UnaryOp::ALL.into_iter().map(TileUnary::Primitive).chain(compounds).collect()
 }
 
@@ -96,6 +97,54 @@ fn select_and_mul_add_match_the_model() {
                 let same = |x: f32| got.to_bits() == x.to_bits() || (got.is_nan() && x.is_nan());
                 assert!(same(fused) || same(rounded), "{} * {} + {} = {got} on {}", a[i], b[i], c[i], isa.name());
             }
+        }
+    }
+}
+
+#[test]
+fn integers_wrap_and_conversions_saturate() {
+    let of_int = |x: i32| f32::from_bits(x as u32);
+    for isa in Isa::available() {
+        for width in WIDTHS {
+            let ints = |seed: u32| -> Vec<i32> {
+                let edges = [0, 1, -1, i32::MAX, i32::MIN, 65_536, -65_537];
+                let int = |i: usize| match i % 3 {
+                    0 => edges[(i / 3 + seed as usize) % edges.len()],
+                    _ => scramble(i as u32 * 2 + seed) as i32,
+                };
+                (0..width).map(int).collect()
+            };
+            let (a, b) = (ints(1), ints(2));
+            let lanes = |x: &[i32]| -> Vec<f32> { x.iter().map(|&x| of_int(x)).collect() };
+            for op in IntegerOp::ALL {
+                let model = |a: i32, b: i32| match op {
+                    IntegerOp::Add => a.wrapping_add(b),
+                    IntegerOp::Sub => a.wrapping_sub(b),
+                    IntegerOp::Mul => a.wrapping_mul(b),
+                };
+                let same = |inst: Inst, inputs: &[&[f32]], expected: Vec<i32>| {
+                    let got: Vec<u32> = apply(isa, inst, inputs).into_iter().map(f32::to_bits).collect();
+                    let expected: Vec<u32> = expected.into_iter().map(|x| x as u32).collect();
+                    assert_eq!(got, expected, "{op:?} x {width} on {}", isa.name());
+                };
+                let expected = a.iter().zip(&b).map(|(&a, &b)| model(a, b)).collect();
+                let (left, right) = (lanes(&a), lanes(&b));
+                same(Inst::Integer { op, dst: TILE, a: Src::Arg(0), b: Src::Arg(1) }, &[&left, &right], expected);
+                let inst = Inst::Integer { op, dst: TILE, a: Src::ConstInt(-77_777), b: Src::Arg(0) };
+                same(inst, &[&left], a.iter().map(|&a| model(-77_777, a)).collect());
+            }
+            let edges = [0.5, 1.5, -0.5, -2.5, 2_097_153.0, 8_388_607.5, 2.0e9, 2_147_483_520.0, 2_147_483_648.0, 1e30];
+            let float = |i: usize| match i % 4 {
+                0 => edges[i / 4 % edges.len()],
+                1 => -edges[i / 4 % edges.len()],
+                2 => [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0][i / 4 % 4],
+                _ => (scramble(i as u32) as i32) as f32 / 16_384.0,
+            };
+            let x: Vec<f32> = (0..width).map(float).collect();
+            let inst = Inst::Unary { op: TileUnary::FloatToInt, dst: TILE, a: Src::Arg(0) };
+            let got: Vec<i32> = apply(isa, inst, &[&x]).into_iter().map(|x| x.to_bits() as i32).collect();
+            let expected: Vec<i32> = x.iter().map(|x| x.round_ties_even() as i32).collect();
+            assert_eq!(got, expected, "to i32 x {width} on {}", isa.name());
         }
     }
 }

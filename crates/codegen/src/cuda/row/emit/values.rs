@@ -157,6 +157,10 @@ impl Writer<'_> {
                     false => format!("select<{}>({condition}, {a}, {b})", lane_type(kind)),
                 }
             }
+            Expr::Integer(op, a, b) => {
+                format!("{}({}, {})", op.name(), self.name_for(a, Kind::Int), self.name_for(b, Kind::Int))
+            }
+            Expr::FloatToInt(a) => format!("nearest_int({})", float(self, a)),
             Expr::IntToFloat(a) => float(self, a),
             Expr::ToInt8(a) => format!("int8_1({})", float(self, a)),
             Expr::Rounded(dtype, a) if self.is_rounded(a, dtype) => float(self, a),

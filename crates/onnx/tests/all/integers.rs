@@ -1,0 +1,232 @@
+//! Integers of 16 bits and more: exact in a graph that has 32 bits, and floats.
+
+use crate::support::evaluated_at;
+use crate::support::writer::{F32, Size, Value, Writer, tensor};
+use deuteron_onnx::{Options, import};
+
+const U8: u64 = 2;
+const I8: u64 = 3;
+const U16: u64 = 4;
+const I16: u64 = 5;
+const I32: u64 = 6;
+const I64: u64 = 7;
+
+const EDGES: [i64; 15] = [
+    0,
+    1,
+    -1,
+    2,
+    -3,
+    7,
+    255,
+    32_767,
+    -32_768,
+    65_536,
+    -65_537,
+    16_777_217,
+    i32::MAX as i64,
+    i32::MAX as i64 - 1,
+    i32::MIN as i64,
+];
+
+/// The lowest bits of an integer, as a type has them.
+fn kept(x: i64, element: u64) -> i64 {
+    match element {
+        U8 => i64::from(x as u8),
+        I8 => i64::from(x as i8),
+        U16 => i64::from(x as u16),
+        I16 => i64::from(x as i16),
+        _ => i64::from(x as i32),
+    }
+}
+
+fn floor_mod(a: i64, b: i64) -> i64 {
+    let rest = a.rem_euclid(b);
+    if b < 0 && rest != 0 { rest + b } else { rest }
+}
+
+/// All operators of two integers, by their definitions, on all pairs of numbers that a type has.
+#[test]
+fn operators_of_two_integers() {
+    type Definition<'a> = (&'a str, i64, &'a dyn Fn(i64, i64) -> i64);
+    let operators: [Definition; 8] = [
+        ("Add", 0, &|a, b| a + b),
+        ("Sub", 0, &|a, b| a - b),
+        ("Mul", 0, &|a, b| a * b),
+        ("Div", 0, &|a, b| a / b),
+        ("Mod", 0, &floor_mod),
+        ("Mod", 1, &|a, b| a % b),
+        ("Max", 0, &|a, b| a.max(b)),
+        ("Min", 0, &|a, b| a.min(b)),
+    ];
+    for element in [I16, U16, I32, I64] {
+        let mut numbers: Vec<i64> = EDGES.iter().map(|&x| kept(x, element)).collect();
+        numbers.extend((0..20).map(|i: i64| kept(i * 0x9e37_79b9 / 7, element)));
+        for (op, fmod, by_definition) in operators {
+            let divides = matches!(op, "Div" | "Mod");
+            let pairs = numbers.iter().flat_map(|&a| numbers.iter().map(move |&b| (a, b)));
+            let pairs: Vec<(i64, i64)> = pairs.filter(|&(_, b)| !divides || b != 0).collect();
+            let dims = [Size::Is(pairs.len())];
+            let attributes = [("fmod", Value::Int(fmod))];
+            let attributes = if op == "Mod" { &attributes[..] } else { &[] };
+            let writer = Writer::default()
+                .typed_input("a", element, &dims)
+                .typed_input("b", element, &dims)
+                .call(op, &["a", "b"], &["y"], attributes)
+                .output("y");
+            let a: Vec<f64> = pairs.iter().map(|&(a, _)| a as f64).collect();
+            let b: Vec<f64> = pairs.iter().map(|&(_, b)| b as f64).collect();
+            let got = evaluated_at(writer, 17, &[("a", &a), ("b", &b)]).remove(0).1;
+            for (&(a, b), got) in pairs.iter().zip(got) {
+                let expected = kept(by_definition(a, b), element) as f64;
+                assert!(got == expected, "{op} {fmod} of type {element}: {a} and {b} give {got}, expected {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn operators_of_one_integer() {
+    type Definition<'a> = (&'a str, &'a dyn Fn(i64) -> i64);
+    let operators: [Definition; 3] = [("Neg", &|x| -x), ("Abs", &|x| x.abs()), ("Sign", &|x| x.signum())];
+    for element in [I16, I32, I64] {
+        let x: Vec<i64> = EDGES.iter().map(|&x| kept(x, element)).collect();
+        let data: Vec<f64> = x.iter().map(|&x| x as f64).collect();
+        for (op, by_definition) in operators {
+            let dims = [Size::Is(x.len())];
+            let writer = Writer::default().typed_input("x", element, &dims).node(op, &["x"], "y").output("y");
+            let expected: Vec<f64> = x.iter().map(|&x| kept(by_definition(x), element) as f64).collect();
+            assert_eq!(evaluated_at(writer, 17, &[("x", &data)])[0].1, expected, "{op} of type {element}");
+        }
+    }
+}
+
+#[test]
+fn casts_to_integers_cut_or_wrap() {
+    let cast = |from: u64, to: u64, data: &[f64]| {
+        let writer = Writer::default()
+            .typed_input("x", from, &[Size::Is(data.len())])
+            .call("Cast", &["x"], &["y"], &[("to", Value::Int(to as i64))])
+            .output("y");
+        evaluated_at(writer, 17, &[("x", data)]).remove(0).1
+    };
+    let floats = [0.0, 0.4, 0.5, 0.9, 1.5, -0.5, -0.9, -1.5, 100.99, -100.99, 8_388_607.5, 2e9];
+    for to in [I32, I64] {
+        assert_eq!(cast(F32, to, &floats), floats.map(f64::trunc));
+    }
+    let wide = EDGES.map(|x| x as f64);
+    // A graph stores bytes as signed ones.
+    let stored = |x: i64, to: u64| if to == U8 { kept(x, I8) } else { kept(x, to) } as f64;
+    for to in [U8, I8, U16, I16] {
+        assert_eq!(cast(I32, to, &wide), EDGES.map(|x| stored(x, to)), "to type {to}");
+    }
+    let bytes = [0.0, 1.0, 127.0, -128.0, -1.0];
+    assert_eq!(cast(I8, I32, &bytes), bytes);
+    assert_eq!(cast(U8, I64, &bytes), [0.0, 1.0, 127.0, 128.0, 255.0]);
+    assert_eq!(cast(U16, I16, &[65_535.0, 32_768.0, 5.0]), [-1.0, -32_768.0, 5.0]);
+    assert_eq!(cast(I16, U16, &[-1.0, -32_768.0, 5.0]), [65_535.0, 32_768.0, 5.0]);
+}
+
+#[test]
+fn running_sums_of_integers() {
+    for [rows, cols] in [[1, 1], [3, 7], [2, 16], [5, 0]] {
+        let data: Vec<i64> = (0..rows * cols).map(|i| (i as i64 * 7_654_321) % 90_000_000 - 45_000_000).collect();
+        let given: Vec<f64> = data.iter().map(|&x| x as f64).collect();
+        for axis in [0, 1] {
+            for (exclusive, reverse) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                let attributes = [("exclusive", Value::Int(exclusive)), ("reverse", Value::Int(reverse))];
+                let writer = Writer::default()
+                    .typed_input("x", I64, &[Size::Is(rows), Size::Is(cols)])
+                    .ints("axis", &[axis])
+                    .call("CumSum", &["x", "axis"], &["y"], &attributes)
+                    .output("y");
+                let counts = |to: usize, from: usize| match (exclusive, reverse) {
+                    (0, 0) => from <= to,
+                    (0, _) => from >= to,
+                    (_, 0) => from < to,
+                    _ => from > to,
+                };
+                let sum = |index: usize| -> f64 {
+                    let (row, col) = (index / cols, index % cols);
+                    let terms: i64 = match axis {
+                        0 => (0..rows).filter(|&i| counts(row, i)).map(|i| data[i * cols + col]).sum(),
+                        _ => (0..cols).filter(|&i| counts(col, i)).map(|i| data[row * cols + i]).sum(),
+                    };
+                    terms as f64
+                };
+                let expected: Vec<f64> = (0..rows * cols).map(sum).collect();
+                let got = evaluated_at(writer, 17, &[("x", &given)]).remove(0).1;
+                assert_eq!(got, expected, "{rows}x{cols}, axis {axis}, {exclusive} {reverse}");
+            }
+        }
+    }
+}
+
+#[test]
+fn reductions_of_integers() {
+    let data: Vec<i64> = (0..3 * 7 * 2).map(|i: i64| (i * 104_729_177) % 33_554_467 - 16_000_000).collect();
+    let given: Vec<f64> = data.iter().map(|&x| x as f64).collect();
+    let line = |row: usize, last: usize| (0..7).map(move |i| (row * 7 + i) * 2 + last);
+    type Definition<'a> = (&'a str, &'a dyn Fn(Vec<i64>) -> i64);
+    let operators: [Definition; 4] = [
+        ("ReduceSum", &|x| x.iter().sum()),
+        ("ReduceMax", &|x| x.into_iter().max().unwrap()),
+        ("ReduceMin", &|x| x.into_iter().min().unwrap()),
+        ("ArgMax", &|x| x.iter().position(|a| x.iter().all(|b| b <= a)).unwrap() as i64),
+    ];
+    for (op, by_definition) in operators {
+        let input = Writer::default().typed_input("x", I32, &[Size::Is(3), Size::Is(7), Size::Is(2)]);
+        let writer = match op {
+            "ReduceSum" => input.ints("axes", &[1]).node(op, &["x", "axes"], "y"),
+            "ArgMax" => input.call(op, &["x"], &["y"], &[("axis", Value::Int(1))]),
+            _ => input.call(op, &["x"], &["y"], &[("axes", Value::Ints(&[1]))]),
+        };
+        let lines = (0..6).map(|index| line(index / 2, index % 2).map(|at| data[at]).collect());
+        let expected: Vec<f64> = lines.map(|line| by_definition(line) as f64).collect();
+        assert_eq!(evaluated_at(writer.output("y"), 17, &[("x", &given)])[0].1, expected, "{op}");
+    }
+}
+
+#[test]
+fn integers_are_picked_by_index() {
+    let writer = Writer::default()
+        .typed_input("x", I64, &[Size::Is(4), Size::Is(3)])
+        .typed_input("at", I64, &[Size::Is(5)])
+        .node("Gather", &["x", "at"], "y")
+        .output("y");
+    let data: Vec<f64> = (0..12).map(|i| f64::from(i * 178_956_970 - 1_000_000_000)).collect();
+    let picks = [3.0, 0.0, 0.0, 2.0, 1.0];
+    let expected: Vec<f64> = picks.iter().flat_map(|&at| data[at as usize * 3..][..3].to_vec()).collect();
+    assert_eq!(evaluated_at(writer, 17, &[("x", &data), ("at", &picks)])[0].1, expected);
+}
+
+/// Sums of few products of bytes are whole floats; of more they are only described, unless what reads them are floats.
+#[test]
+fn products_of_bytes_as_integers() {
+    let model = |terms: usize| {
+        let ones = tensor("w", U8, &[terms, 1]).bytes(9, &vec![255; terms]);
+        Writer::default().typed_input("x", U8, &[Size::Is(1), Size::Is(terms)]).tensor(ones).node(
+            "MatMulInteger",
+            &["x", "w"],
+            "y",
+        )
+    };
+    let given = vec![-1.0; 300];
+    let got = evaluated_at(model(258).output("y"), 17, &[("x", &given[..258])]).remove(0).1;
+    assert_eq!(got, [258.0 * 255.0 * 255.0]);
+    let imported = import(&model(259).output("y").finish(), &Options::default()).unwrap();
+    assert_eq!(imported.opaque[0].why, "sums of 259 products of bytes are not exact in floats");
+    let scaled = model(259).call("Cast", &["y"], &["f"], &[("to", Value::Int(1))]).output("f");
+    assert_eq!(evaluated_at(scaled, 17, &[("x", &given[..259])])[0].1, [259.0 * 255.0 * 255.0]);
+}
+
+#[test]
+fn a_note_says_where_integers_lose_bits() {
+    let sum = |element: u64| {
+        let dims = [Size::Is(3)];
+        let writer = Writer::default().typed_input("x", element, &dims).node("Add", &["x", "x"], "y").output("y");
+        import(&writer.finish(), &Options::default()).unwrap().notes
+    };
+    assert_eq!(sum(I64), ["64-bit and unsigned integers are computed in 32 bits, where what is beyond wraps"]);
+    assert!(sum(I32).is_empty() && sum(U16).is_empty());
+}
