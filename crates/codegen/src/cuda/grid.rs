@@ -77,6 +77,8 @@ pub struct Grid {
     pub shared: u32,
     /// whether every thread of it waits for earlier grids (`tile/dependent_launch.cuh`), so that it may be started before they have ended
     pub waits: bool,
+    /// whether its blocks walk over tiles until none is left: fewer whole clusters of them do as well
+    pub walks: bool,
     /// the parameter
     pub words: Vec<Word>,
 }
@@ -84,7 +86,7 @@ pub struct Grid {
 impl Grid {
     /// Blocks along one axis, without clusters and dynamic shared memory, which start when earlier grids have ended.
     pub fn new(entry: &'static str, blocks: usize, threads: u32, words: Vec<Word>) -> Grid {
-        Grid { entry, blocks: [blocks as u32, 1, 1], threads, cluster: 1, shared: 0, waits: false, words }
+        Grid { entry, blocks: [blocks as u32, 1, 1], threads, cluster: 1, shared: 0, waits: false, walks: false, words }
     }
 }
 

@@ -25,6 +25,12 @@ static __device__ __forceinline__ void cluster_arrive() {
 }
 // Waits for all threads of the cluster to have arrived.
 static __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// Arrives once at the mbarrier that is at `barrier` in the block of some rank. It orders no writes for that block: a release at the scope of the
+// cluster would wait for everything that the thread has in flight.
+static __device__ __forceinline__ void mbarrier_arrive_at(u32 barrier, u32 rank) {
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}"
+                 ::"r"(barrier), "r"(rank) : "memory");
+}
 // Stores to an address of a block of the cluster. A cluster barrier comes before it is read.
 static __device__ __forceinline__ void store_remote(u32 there, float x) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(x) : "memory");
@@ -40,20 +46,19 @@ static __device__ __forceinline__ void store_remote(u32 there, int x) {
 static __device__ __forceinline__ void store_remote_async(float* s, float x, u32 rank, u64* s_sent) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(remote(s, rank)), "f"(x), "r"(remote(s_sent, rank)) : "memory");
 }
-// Waits for the first phase of the mbarrier that counts what this block receives. All threads of the cluster do it.
-static __device__ __forceinline__ void await_remote_stores(const u64* s_sent) {
+#else
+// CUDA 12.0 has no stores that an mbarrier counts: they are counted behind a fence.
+static __device__ __forceinline__ void store_remote_async(float* s, float x, u32 rank, u64* s_sent) {
+    store_remote(remote(s, rank), x);
+    asm volatile("fence.acq_rel.cluster;\nmbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%0], 4;" ::"r"(remote(s_sent, rank)) : "memory");
+}
+#endif
+// Waits for a phase of the mbarrier that counts what this block receives, the first one or one of that parity. All threads that read it do so.
+static __device__ __forceinline__ void await_remote_stores(const u64* s_sent, u32 parity = 0) {
     const u32 sent = (u32)__cvta_generic_to_shared(s_sent);
     u32 all = 0;
     while (all == 0) {
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(all) : "r"(sent) : "memory");
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(all) : "r"(sent), "r"(parity) : "memory");
     }
 }
-#else
-// CUDA 12.0 has no stores that an mbarrier counts: a cluster barrier stands for it.
-static __device__ __forceinline__ void store_remote_async(float* s, float x, u32 rank, u64*) { store_remote(remote(s, rank), x); }
-static __device__ __forceinline__ void await_remote_stores(const u64*) {
-    __syncwarp();
-    cluster_barrier();
-}
-#endif
 #endif

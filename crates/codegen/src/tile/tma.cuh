@@ -31,6 +31,12 @@ static __device__ __forceinline__ void tma_load_5d(u32 to, const TensorMap* map,
                  "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
                  ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4) : "memory");
 }
+// Loads a tile of a tensor of rank 3 to all blocks of the cluster whose ranks are set in `ranks`: to the same place in each, where an mbarrier gets
+// its bytes.
+static __device__ __forceinline__ void tma_load_3d_to_ranks(u32 to, const TensorMap* map, u32 barrier, int c0, int c1, int c2, u16 ranks) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;"
+                 ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "h"(ranks) : "memory");
+}
 // Brings a tile of a tensor of rank 3 into the L2.
 static __device__ __forceinline__ void tma_prefetch_3d(const TensorMap* map, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2) : "memory");

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUlaunchAttributeID_enum as Id};
 use deuteron_codegen::cuda;
 
 use super::module::Function;
@@ -45,13 +45,8 @@ impl Grid {
                 sys::cuLaunchKernel(self.function.0, x, y, z, self.threads, 1, 1, self.shared, stream, parameters, none)
             };
         }
-        use sys::CUlaunchAttributeID_enum as Id;
-        // SAFETY: all zeros is a value of this plain structure of numbers.
-        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
-        attributes[0].id = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        attributes[0].value.clusterDim =
-            sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: self.cluster, y: 1, z: 1 };
-        attributes[1].id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let mut attributes =
+            [cluster_attribute(self.cluster), attribute(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)];
         attributes[1].value.programmaticStreamSerializationAllowed = 1;
         // A grid without clusters does not mention them.
         let used = &mut attributes[usize::from(self.cluster <= 1)..1 + usize::from(early)];
@@ -70,4 +65,18 @@ impl Grid {
         // SAFETY: as above; the attributes outlive the call.
         unsafe { sys::cuLaunchKernelEx(&config, self.function.0, parameters.as_mut_ptr(), std::ptr::null_mut()) }
     }
+}
+
+/// That the grid has clusters of so many blocks.
+pub(super) fn cluster_attribute(blocks: u32) -> sys::CUlaunchAttribute {
+    let mut attribute = attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+    attribute.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 };
+    attribute
+}
+
+/// An attribute without its value.
+fn attribute(id: Id) -> sys::CUlaunchAttribute {
+    // SAFETY: all zeros is a value of this plain structure of numbers.
+    let zeros: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+    sys::CUlaunchAttribute { id, ..zeros }
 }

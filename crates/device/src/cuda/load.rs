@@ -162,7 +162,11 @@ impl LoadedJob {
         for grid in grids.list.iter().filter(|grid| !grid.blocks.contains(&0)) {
             let function = module.function(grid)?;
             let words = self.lay_out(self.steps.len(), &grid.words, places, persistent)?;
-            list.push(Grid::new(function, grid, words));
+            let mut launched = Grid::new(function, grid, words);
+            if grid.walks && grid.cluster > 1 {
+                launched.blocks[0] = launched.blocks[0].min(module.blocks_at_once(function, grid)?);
+            }
+            list.push(launched);
         }
         Ok(Work::Grids(list))
     }

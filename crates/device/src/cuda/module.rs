@@ -10,6 +10,7 @@ use deuteron_codegen::cuda::{Grid, Word};
 
 use super::context::Context;
 use super::error::CudaError;
+use super::launch::cluster_attribute;
 use super::nvrtc::{Cubin, EntryUsage};
 
 /// Dynamic shared memory that every kernel may use without asking: what it declares itself comes on top, and both together
@@ -99,6 +100,32 @@ impl Module {
         }
         functions.insert(grid.entry, known);
         Ok(known.function)
+    }
+
+    /// Blocks of a grid of clusters that run at once: clusters of neighbours leave some multiprocessors over, not as many on every GPU.
+    pub fn blocks_at_once(&self, function: Function, grid: &Grid) -> Result<u32, CudaError> {
+        let [x, y, z] = grid.blocks;
+        if !self.context.driver().has(c"cuOccupancyMaxActiveClusters") {
+            return Ok(x);
+        }
+        let mut attribute = cluster_attribute(grid.cluster);
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared,
+            hStream: std::ptr::null_mut(),
+            attrs: &mut attribute,
+            numAttrs: 1,
+        };
+        let mut clusters: c_int = 0;
+        // SAFETY: the driver has this call; the function belongs to this module, which lives; the pointers are to values of ours.
+        let code = unsafe { sys::cuOccupancyMaxActiveClusters(&mut clusters, function.0, &config) };
+        self.context.check("cuOccupancyMaxActiveClusters", code)?;
+        Ok(clusters.max(1) as u32 * grid.cluster)
     }
 
     fn find(&self, entry: &'static str) -> Result<Prepared, CudaError> {

@@ -39,7 +39,7 @@ use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, o
 use deuteron_codegen::library::LibraryEpilogue;
 use deuteron_codegen::matmul_shape::{MatmulShape, lower_matmul_shape};
 use deuteron_codegen::rows::{ArgUpdate, in_place};
-use deuteron_codegen::tile::tensor_map::TensorMap;
+use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
 use deuteron_codegen::tile::{Part, text_beside};
 use deuteron_graph::{Dtype, NodeId, Op, ReduceOp};
 use deuteron_plan::{Draft, Work, primitive_work};
@@ -80,6 +80,8 @@ const L2_BYTES: usize = 50 << 20;
 const BAND: usize = 8;
 /// Stages, at most: more do not help.
 const STAGES: usize = 8;
+/// Bytes of four barriers, of the places that operands of an epilogue in registers have where warpgroups take turns.
+const HELD_BARRIERS: usize = 32;
 /// Bytes of shared memory that sums pass through where each warp finishes its own, as in `warps.cu`.
 const SUMS_BYTES: usize = 8 * (16 * 64 * 4 + 128);
 /// Registers of a thread that fetches and of one that multiplies. A block begins with 168 for each of its three warpgroups, and has no more.
@@ -223,13 +225,18 @@ impl HopperKernel {
         let even = self.launch.shape.n.is_multiple_of(PAIR) && !drawn && self.matmul.prologue.is_none();
         let fits = |tile: &HopperTile| {
             let kernel = self.clone().with_tile(*tile);
-            let by_rows =
-                !tile.by_rows || (even && kernel.stages() >= kernel.places() && !kernel.mapped().put().is_empty());
+            let by_rows = !tile.by_rows || (even && kernel.has_places() && !kernel.mapped().put().is_empty());
             let reduced = !whole_rows || (tile.by_rows && kernel.cluster() <= CLUSTER);
             let summed = !sums || (!tile.by_rows && tile.split == 1 && self.can_sum_columns());
             let made = self.matmul.prologue.is_none()
                 || (kernel.cluster() == 1 && tile.runs_at_once(kernel.tile_count(), target.processors));
-            by_rows && reduced && summed && made && kernel.has_all_rights() && kernel.stages() >= 3
+            by_rows
+                && reduced
+                && summed
+                && made
+                && kernel.can_share()
+                && kernel.has_all_rights()
+                && kernel.stages() >= 3
         };
         let walked = |tile: &HopperTile| !self.matmul.routed || tile.can_be_routed();
         tiles(&self.launch.shape, self.types()).filter(walked).filter(fits).collect()
@@ -318,10 +325,19 @@ impl HopperKernel {
         self.matmul.rights == 1 || (apart && columns.is_multiple_of(self.matmul.rights * piece))
     }
 
-    /// Tiles along rows and along columns.
+    /// Whether blocks have neighbours to share columns of B with, and shares that start where the swizzle does, if they do.
+    fn can_share(&self) -> bool {
+        let (sharers, columns) = (self.tile.sharers, self.result_columns());
+        let shares = self.has_rows_of_b() || columns.is_multiple_of(8 * sharers);
+        let plain = self.matmul.prologue.is_none() && !self.matmul.routed && self.column_sums() == 0;
+        sharers == 1 || (plain && self.cluster() == 1 && shares && self.launch.shape.m > self.tile.rows)
+    }
+
+    /// Tiles along rows and along columns; where blocks share columns of B, there may be tiles without rows.
     fn tile_counts(&self) -> [usize; 2] {
         let shape = &self.launch.shape;
-        [shape.m.div_ceil(self.tile.rows), shape.n.div_ceil(self.result_columns())]
+        let rows = shape.m.div_ceil(self.tile.rows).next_multiple_of(self.tile.sharers);
+        [rows, shape.n.div_ceil(self.result_columns())]
     }
 
     fn tile_count(&self) -> usize {
@@ -421,10 +437,11 @@ impl HopperKernel {
         let (shape, bytes) = (self.whole_shape(), self.matmul.left.bytes());
         let row_bytes = self.tile.rows * shape.k * bytes;
         let plain = self.matmul.prologue.is_none() && !self.matmul.routed;
-        match plain && shape.n * shape.k * bytes > L2_BYTES / 2 {
+        let band = match plain && shape.n * shape.k * bytes > L2_BYTES / 2 {
             true => (L2_BYTES / 3 / row_bytes.max(1)).clamp(BAND, self.tile_counts()[0].max(BAND)),
             false => BAND,
-        }
+        };
+        band.next_multiple_of(self.tile.sharers)
     }
 
     /// Pieces of 64 columns of a tile.
@@ -450,9 +467,10 @@ impl HopperKernel {
             return MappedRows::default();
         }
         let shape = &self.launch.shape;
-        let room = match self.tile.by_rows {
-            true => self.stages() * self.pieces_of_stage() / self.pieces(),
-            false => usize::MAX,
+        let room = match (self.tile.by_rows, self.tile.sharing) {
+            (true, Sharing::Turns) => 1,
+            (true, _) => self.stages() * self.pieces_of_stage() / self.pieces(),
+            (false, _) => usize::MAX,
         };
         let mapped = |side: Side| MappedRows::new(&side, [shape.batches(), shape.m], self.tile.rows, room);
         let mapped = self.epilogue().map_or(MappedRows::default(), mapped);
@@ -464,9 +482,10 @@ impl HopperKernel {
         self.stage_bytes() / (self.tile.rows * 128)
     }
 
-    /// Places of the ring that arguments of the epilogue take.
-    fn places(&self) -> usize {
-        (self.pieces() * self.mapped().carried().len().max(1)).div_ceil(self.pieces_of_stage())
+    /// Whether the ring has places for arguments of the epilogue, if that is where they come to.
+    fn has_places(&self) -> bool {
+        let pieces = self.pieces() * self.mapped().carried().len().max(1);
+        self.tile.sharing == Sharing::Turns || pieces.div_ceil(self.pieces_of_stage()) <= self.stages()
     }
 
     /// Floats that parts of a row exchange, in bytes.
@@ -476,7 +495,8 @@ impl HopperKernel {
         let slots = self.matmul.epilogue.as_ref().map_or(0, |epilogue| reductions(&epilogue.body));
         match self.parts() {
             1 => 0,
-            // And a barrier of eight bytes for each.
+            // And barriers of eight bytes for each: one, or of both warpgroups two.
+            parts if self.is_persistent() => 2 * slots * (parts * self.tile.rows * 4 + 16),
             parts => slots * (parts * self.tile.rows * 4 + 8),
         }
     }
@@ -509,18 +529,26 @@ impl HopperKernel {
         match (self.tile.split, self.tile.by_rows) {
             _ if self.is_by_warps() => SUMS_BYTES,
             (1, false) => 2 * self.pieces() * 8192,
+            // One operand of a tile of each warpgroup, or its result.
+            _ if self.tile.by_rows && self.is_persistent() => 2 * self.pieces() * self.tile.rows * 128,
             _ => 0,
         }
     }
 
+    /// Bytes beside the ring and its barriers.
+    fn beside_stages(&self) -> usize {
+        let held = if self.tile.by_rows && self.is_persistent() { HELD_BARRIERS } else { 0 };
+        self.staged_bytes() + held + self.meeting_bytes() + 1024
+    }
+
     /// As many as there is room for.
     fn stages(&self) -> usize {
-        let room = SHARED - 1024 - self.staged_bytes() - self.meeting_bytes();
+        let room = SHARED.saturating_sub(self.beside_stages());
         (room / (self.stage_bytes() + 16)).min(STAGES)
     }
 
     pub(super) fn shared(&self) -> usize {
-        self.stages() * (self.stage_bytes() + 16) + self.staged_bytes() + self.meeting_bytes() + 1024
+        self.stages() * (self.stage_bytes() + 16) + self.beside_stages()
     }
 
     pub(super) fn describe(&self) -> String {
@@ -565,6 +593,7 @@ impl HopperKernel {
             ("MULTIPLYING_REGISTERS", multiplying),
             ("STAGES", self.stages()),
             ("SPLIT", split),
+            ("SHARERS", self.tile.sharers),
             ("CLUSTER", self.cluster()),
             ("BAND", self.band()),
             ("STAGED_BYTES", self.staged_bytes() / 2),
@@ -618,11 +647,19 @@ impl HopperKernel {
     ) -> Grid {
         let shape = &self.launch.shape;
         let ([row_tiles, column_tiles], tiles) = (self.tile_counts(), self.tile_count());
-        let blocks = if self.is_persistent() { tiles.min(target.processors) } else { tiles * self.tile.split };
+        let cluster = self.tile.split * self.cluster() * self.tile.sharers;
+        let at_once = target.processors / cluster * cluster;
+        let blocks = if self.is_persistent() { tiles.min(at_once) } else { tiles * self.tile.split };
+        let maps: Vec<TensorMap> = maps.into_iter().collect();
+        let b_given = match maps[1..=self.matmul.rights].iter().map(|map| map.of).collect::<Vec<_>>()[..] {
+            [Mapped::Argument(position)] => Word::Unwritten { position, offset: 0 },
+            _ => Word::Number(0),
+        };
         let mut words: Vec<Word> = maps.into_iter().map(Word::Map).chain(tail).collect();
         let steps = steps(shape, self.matmul.left);
         let numbers = [shape.m, steps, row_tiles, column_tiles, tiles, self.has_batch(1), self.has_batch(2)];
         words.extend(numbers.map(|number| Word::Number(number as u64)));
+        words.push(b_given);
         if let Some(made) = MadeRows::new(self) {
             let needed = first_rows(row_tiles, column_tiles, blocks) * self.tile.rows;
             words.extend(made.words(self.vector(), self.rows_made_first(needed, target)));
@@ -632,9 +669,10 @@ impl HopperKernel {
             entry,
             blocks: [blocks as u32, 1, 1],
             threads: THREADS,
-            cluster: (self.tile.split * self.cluster()) as u32,
+            cluster: cluster as u32,
             shared: self.shared() as u32,
             waits: target.arch.has_dependent_grids(),
+            walks: self.is_persistent(),
             words,
         }
     }

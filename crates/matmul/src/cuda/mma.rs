@@ -384,6 +384,7 @@ impl MmaKernel {
             cluster: 1,
             shared: (self.stages(target) * self.stage_bytes()) as u32,
             waits: target.arch.has_dependent_grids(),
+            walks: false,
             words,
         }
     }

@@ -112,6 +112,7 @@ impl Routing {
             cluster: 1,
             shared: self.shared() as u32,
             waits: target.arch.has_dependent_grids(),
+            walks: false,
             words: [indices].into_iter().chain(self.lists()).chain([Word::Fault]).chain(numbers).collect(),
         }
     }

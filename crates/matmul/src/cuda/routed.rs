@@ -142,7 +142,7 @@ impl RoutedKernel {
         let mut words = vec![Word::Map(self.table_map()), Word::Map(self.table_map())];
         words.extend(self.matmul.epilogue().iter().flat_map(|epilogue| epilogue.words(shape.m)));
         let steps = hopper::steps(shape, self.product().left);
-        let numbers = [shape.m, steps, 0, column_tiles, 0, 0, 0];
+        let numbers = [shape.m, steps, 0, column_tiles, 0, 0, 0, 0];
         words.extend(numbers.map(|number| Word::Number(number as u64)));
         hopper::pad_to_maps(&mut words);
         let LeftRows { choices, stride, own } = LeftRows::of(&self.launch().args[LEFT]);
@@ -159,6 +159,7 @@ impl RoutedKernel {
             cluster: 1,
             shared: self.matmul.shared() as u32,
             waits: target.arch.has_dependent_grids(),
+            walks: false,
             words,
         }
     }

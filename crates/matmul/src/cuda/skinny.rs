@@ -265,6 +265,7 @@ impl SkinnyKernel {
             cluster,
             shared: config.shared() as u32,
             waits: target.arch.has_dependent_grids(),
+            walks: false,
             words,
         };
         Grids { list: vec![grid], ..Grids::default() }

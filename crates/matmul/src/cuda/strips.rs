@@ -243,6 +243,7 @@ impl StripsKernel {
             cluster: config.split as u32,
             shared: config.shared() as u32,
             waits: target.arch.has_dependent_grids(),
+            walks: false,
             words,
         };
         Grids { list: vec![grid], ..Grids::default() }

@@ -96,6 +96,7 @@ impl RowVariant {
                 cluster: if config.cluster { config.parts as u32 } else { 1 },
                 shared: self.shared as u32,
                 waits: config.waits() && target.arch.has_dependent_grids(),
+                walks: false,
                 words,
             });
         }

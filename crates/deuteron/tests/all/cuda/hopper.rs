@@ -59,11 +59,11 @@ fn possible(engine: &Engine, text: &str, tiles: &[HopperTile]) -> Vec<HopperTile
 }
 
 const fn tile(columns: usize, sharing: Sharing, split: usize) -> HopperTile {
-    HopperTile { rows: 128, columns, sharing, split, by_rows: false }
+    HopperTile { rows: 128, columns, sharing, split, by_rows: false, sharers: 1 }
 }
 
 const fn by_rows(rows: usize, columns: usize, sharing: Sharing) -> HopperTile {
-    HopperTile { rows, columns, sharing, split: 1, by_rows: true }
+    HopperTile { rows, columns, sharing, split: 1, by_rows: true, sharers: 1 }
 }
 
 /// One of each kind.
@@ -173,6 +173,27 @@ fn numbers_that_are_none() {
             }
         }
     }
+}
+
+/// More tiles than run at once: blocks, pairs that share columns of B, and clusters that have rows together walk over several of them.
+#[test]
+fn many_tiles() {
+    let Some(engine) = hopper() else { return };
+    let turns = |columns| tile(columns, Sharing::Turns, 1);
+    let by_rows = |columns| HopperTile { by_rows: true, ..turns(columns) };
+    let pair = |tile: HopperTile| HopperTile { sharers: 2, ..tile };
+    let linear = |n: usize| {
+        format!(
+            "x = input float[17001,72] ; w = weight float[72,{n}] ; l = linear x w c:float[{n}] ; r = input float[17001,{n}] ; s = add l r"
+        )
+    };
+    let plain = format!("{} ; out s", linear(392));
+    check_tiles(&engine, &plain, Dtype::Bf16, &[turns(192), pair(turns(192)), by_rows(128), pair(by_rows(192))]);
+    check_tiles(&engine, &plain, Dtype::F16, &[turns(64), pair(turns(96)), pair(tile(256, Sharing::Rows, 1))]);
+    let normed = format!("{} ; y = layer_norm s g:float[768] h:float[768] eps=1e-5 ; out s ; out y", linear(768));
+    check_tiles(&engine, &normed, Dtype::Bf16, &[by_rows(192), by_rows(128)]);
+    let alone = format!("{} ; y = rms_norm s g:float[184] eps=1e-6 ; out s ; out y", linear(184));
+    check_tiles(&engine, &alone, Dtype::F16, &[by_rows(192), pair(by_rows(192))]);
 }
 
 /// What needs whole rows: blocks and warpgroups exchange parts of them.

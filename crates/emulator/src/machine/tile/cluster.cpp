@@ -42,6 +42,11 @@ u32 remote(const void* s, u32 rank) {
     return (rank + 1) << emulator::RANK_SHIFT | (emulator::address_of(s) - own.base + there.base);
 }
 
+void mbarrier_arrive_at(u32 barrier, u32 rank) {
+    emulator::Block& there = emulator::peer((rank + 1) << emulator::RANK_SHIFT);
+    emulator::arrive_in(there, barrier - emulator::current->block->base + there.base, 0);
+}
+
 void store_remote_async(float* s, float x, u32 rank, u64* s_sent) {
     const u32 to = remote(s, rank), barrier = emulator::own_part(remote(s_sent, rank)), bits = emulator::bits_of(x);
     emulator::Block* block = &emulator::peer(to);

@@ -33,6 +33,7 @@ static void cluster_barrier() {
     emulator::arrive_at_cluster();
     emulator::wait_for_cluster();
 }
+void mbarrier_arrive_at(u32 barrier, u32 rank);
 static void store_remote(u32 there, float x) { emulator::store_at(there, emulator::bits_of(x)); }
 static void store_remote2(u32 there, float x, float y) {
     if (there % 8) emulator::fail("two floats to %u", there);
@@ -41,4 +42,4 @@ static void store_remote2(u32 there, float x, float y) {
 }
 static void store_remote(u32 there, int x) { emulator::store_at(there, (u32)x); }
 void store_remote_async(float* s, float x, u32 rank, u64* s_sent);
-static void await_remote_stores(const u64* s_sent) { mbarrier_wait(emulator::address_of(s_sent), 0); }
+static void await_remote_stores(const u64* s_sent, u32 parity = 0) { mbarrier_wait(emulator::address_of(s_sent), parity); }

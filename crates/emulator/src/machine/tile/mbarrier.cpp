@@ -17,9 +17,9 @@ void end_phase(Barrier& barrier) {
     progress();
 }
 
-void arrive_at(u32 address, u32 bytes) {
-    Barrier& barrier = barrier_at(*current->block, address);
-    if (barrier.pending == 0) fail("more arrivals than expected at the mbarrier at byte %d of shared memory", place(*current->block, address));
+void arrive_in(Block& block, u32 address, u32 bytes) {
+    Barrier& barrier = barrier_at(block, address);
+    if (barrier.pending == 0) fail("more arrivals than expected at the mbarrier at byte %d of shared memory", place(block, address));
     barrier.bytes += bytes;
     --barrier.pending;
     end_phase(barrier);

@@ -9,7 +9,9 @@ Barrier& barrier_at(Block& block, u32 address);
 
 void end_phase(Barrier& barrier);
 
-void arrive_at(u32 address, u32 bytes);
+void arrive_in(Block& block, u32 address, u32 bytes);
+
+static void arrive_at(u32 address, u32 bytes) { arrive_in(*current->block, address, bytes); }
 
 static bool phase_is_over(const void* of, u64 parity) { return (((const Barrier*)of)->phase & 1) != parity; }
 

@@ -1,4 +1,5 @@
 // Bulk copies.
+#include "cluster.h"
 #include "tma.h"
 
 namespace emulator {
@@ -18,8 +19,7 @@ TensorMap describe(const void* at, int rank, const u64 (&sizes)[5], const u64 (&
     return map;
 }
 
-void copy_later(u32 to, u32 bytes, u32 barrier, std::function<void()> copy) {
-    Block* block = current->block;
+void copy_later(Block* block, u32 to, u32 bytes, u32 barrier, std::function<void()> copy) {
     bytes_at(*block, to, bytes);
     barrier_at(*block, barrier);
     check_unread(*block, to, bytes);
@@ -72,16 +72,15 @@ static void copy_tile(Block& block, u32 to, const TensorMap& map, const int (&fi
     });
 }
 
-void fetch_tile(u32 to, const TensorMap* map, u32 barrier, int rank, const int (&first)[5]) {
+void fetch_tile(Block* block, u32 to, const TensorMap* map, u32 barrier, int rank, const int (&first)[5]) {
     if (map->opaque[1] != (u64)rank) fail("a tensor map of rank %llu used as one of rank %d", map->opaque[1], rank);
     if (to % 1024) fail("a tile that starts %u bytes after a multiple of 1024", to % 1024);
     u32 bytes = 2;
     for (int axis = 0; axis < 5; ++axis) bytes *= (u32)map->opaque[11 + axis];
-    Block* block = current->block;
     const TensorMap kept = *map;
     struct First { int of[5]; } from;
     memcpy(from.of, first, sizeof first);
-    copy_later(to, bytes, barrier, [=] { copy_tile(*block, to, kept, from.of); });
+    copy_later(block, to, bytes, barrier, [=] { copy_tile(*block, to, kept, from.of); });
 }
 
 void store_tile(const TensorMap* map, u32 from, int rank, const int (&first)[5]) {
@@ -123,5 +122,15 @@ void store_tile(const TensorMap* map, u32 from, int rank, const int (&first)[5])
 void bulk_load(u32 to, const void* g_from, u32 bytes, u32 barrier) {
     if (to % 16 || bytes % 16 || (u64)g_from % 16) emulator::fail("a copy of %u bytes: address and size must be multiples of 16", bytes);
     char* s_to = emulator::bytes_at(*emulator::current->block, to, bytes);
-    emulator::copy_later(to, bytes, barrier, [=] { memcpy(s_to, g_from, bytes); });
+    emulator::copy_later(emulator::current->block, to, bytes, barrier, [=] { memcpy(s_to, g_from, bytes); });
+}
+
+// It comes to each block at a time of its own.
+void tma_load_3d_to_ranks(u32 to, const TensorMap* map, u32 barrier, int c0, int c1, int c2, u16 ranks) {
+    const u32 base = emulator::current->block->base;
+    for (u32 rank = 0; rank < 16; ++rank) {
+        if ((ranks >> rank & 1) == 0) continue;
+        emulator::Block& there = emulator::peer((rank + 1) << emulator::RANK_SHIFT);
+        emulator::fetch_tile(&there, to - base + there.base, map, barrier - base + there.base, 3, {c0, c1, c2, 0, 0});
+    }
 }

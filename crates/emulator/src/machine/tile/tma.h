@@ -18,9 +18,9 @@ TensorMap describe(const void* at, int rank, const u64 (&sizes)[5], const u64 (&
 void check_unread(const Block& block, u32 to, u32 bytes);
 
 // Has `copy` done later.
-void copy_later(u32 to, u32 bytes, u32 barrier, std::function<void()> copy);
+void copy_later(Block* block, u32 to, u32 bytes, u32 barrier, std::function<void()> copy);
 
-void fetch_tile(u32 to, const TensorMap* map, u32 barrier, int rank, const int (&first)[5]);
+void fetch_tile(Block* block, u32 to, const TensorMap* map, u32 barrier, int rank, const int (&first)[5]);
 
 // A tile of shared memory on its way to where a map says: read some time later, and written still later, one store after the other.
 void store_tile(const TensorMap* map, u32 from, int rank, const int (&first)[5]);
@@ -32,14 +32,15 @@ static bool stores_are_written(const void* of, u64 count) { return ((const Threa
 
 static void prefetch_tensor_map(const TensorMap*) {}
 static void tma_load_3d(u32 to, const TensorMap* map, u32 barrier, int c0, int c1, int c2) {
-    emulator::fetch_tile(to, map, barrier, 3, {c0, c1, c2, 0, 0});
+    emulator::fetch_tile(emulator::current->block, to, map, barrier, 3, {c0, c1, c2, 0, 0});
 }
 static void tma_load_4d(u32 to, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3) {
-    emulator::fetch_tile(to, map, barrier, 4, {c0, c1, c2, c3, 0});
+    emulator::fetch_tile(emulator::current->block, to, map, barrier, 4, {c0, c1, c2, c3, 0});
 }
 static void tma_load_5d(u32 to, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, int c4) {
-    emulator::fetch_tile(to, map, barrier, 5, {c0, c1, c2, c3, c4});
+    emulator::fetch_tile(emulator::current->block, to, map, barrier, 5, {c0, c1, c2, c3, c4});
 }
+void tma_load_3d_to_ranks(u32 to, const TensorMap* map, u32 barrier, int c0, int c1, int c2, u16 ranks);
 static void tma_prefetch_3d(const TensorMap*, int, int, int) {}
 void bulk_load(u32 to, const void* g_from, u32 bytes, u32 barrier);
 static void tma_store_3d(const TensorMap* map, u32 from, int c0, int c1, int c2) {

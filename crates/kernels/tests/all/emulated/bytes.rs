@@ -30,7 +30,7 @@ fn matmul(sizes: [usize; 3], (columns, turns): (usize, bool), processors: usize)
     let target = CudaTarget::new(Arch::Sm90a, processors);
     let kernel = HopperKernel::of(&group.draft(&graph, &plan.placement), &target).expect("a matmul for Hopper");
     let sharing = if turns { Sharing::Turns } else { Sharing::Rows };
-    let tile = HopperTile { rows: 128, columns, sharing, split: 1, by_rows: false };
+    let tile = HopperTile { rows: 128, columns, sharing, split: 1, by_rows: false, sharers: 1 };
     assert!(kernel.tiles(&target, f64::INFINITY).contains(&tile));
     let Kernel { source: Source::Cuda(source), launch } = kernel.with_tile(tile).kernel(&target) else {
         panic!("a text")

@@ -72,7 +72,7 @@ b = weight {dtype}[{experts},{n}] ; y = routed_linear x chosen w b ; out y"
             Cut::Hopper(columns, turns) => {
                 let kernel = RoutedKernel::of(&draft, &target).expect("a routed matmul");
                 let sharing = if turns { Sharing::Turns } else { Sharing::Rows };
-                let tile = HopperTile { rows: 128, columns, sharing, split: 1, by_rows: false };
+                let tile = HopperTile { rows: 128, columns, sharing, split: 1, by_rows: false, sharers: 1 };
                 assert!(kernel.cuts(&target).contains(&tile));
                 kernel.with_tile(tile).kernel(&target)
             }

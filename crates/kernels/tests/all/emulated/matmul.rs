@@ -291,11 +291,21 @@ fn mistakes_of_warps() {
 
 const fn tile(columns: usize, turns: bool, split: usize) -> HopperTile {
     let sharing = if turns { Sharing::Turns } else { Sharing::Rows };
-    HopperTile { rows: 128, columns, sharing, split, by_rows: false }
+    HopperTile { rows: 128, columns, sharing, split, by_rows: false, sharers: 1 }
+}
+
+/// Whole tiles in turn, with the epilogue in registers.
+const fn by_rows_in_turn(columns: usize) -> HopperTile {
+    HopperTile { by_rows: true, ..tile(columns, true, 1) }
+}
+
+/// The same with columns of B shared by pairs of blocks.
+const fn shared(tile: HopperTile) -> HopperTile {
+    HopperTile { sharers: 2, ..tile }
 }
 
 const fn by_rows(rows: usize, columns: usize, sharing: Sharing) -> HopperTile {
-    HopperTile { rows, columns, sharing, split: 1, by_rows: true }
+    HopperTile { rows, columns, sharing, split: 1, by_rows: true, sharers: 1 }
 }
 
 /// All transpositions, types and cuts; rows, columns and inner sizes that are no multiples of a tile's.
@@ -364,10 +374,85 @@ fn matmuls_by_warpgroups() {
             12,
             6,
         ),
+        ("hopper_registers_turns", Product::new([700, 136, 136], true), by_rows_in_turn(64), 2, 2),
+        (
+            "hopper_registers_turns_batch",
+            Product { batch: 3, dtype: Dtype::F16, ..Product::new([200, 184, 72], false) },
+            by_rows_in_turn(192),
+            1,
+            1,
+        ),
+        (
+            "hopper_norm_turns",
+            Product { normed: true, ..Product::new([1500, 200, 72], true) },
+            by_rows_in_turn(64),
+            8,
+            4,
+        ),
+        (
+            "hopper_norm_turns_late",
+            Product { late: true, left: true, ..Product::new([904, 256, 200], false) },
+            by_rows_in_turn(128),
+            2,
+            2,
+        ),
+        (
+            "hopper_norm_turns_alone",
+            Product { normed: true, dtype: Dtype::F16, ..Product::new([900, 136, 72], false) },
+            by_rows_in_turn(192),
+            2,
+            2,
+        ),
         (
             "hopper_norm_in_block",
             Product { normed: true, dtype: Dtype::F16, ..Product::new([130, 120, 72], false) },
             by_rows(128, 128, Sharing::Columns),
+            2,
+            2,
+        ),
+    ];
+    check(compiler, cases);
+}
+
+/// Columns of B that pairs of blocks fetch for each other, with an odd number of tiles along the rows too.
+#[test]
+fn matmuls_of_shared_columns() {
+    let Some(compiler) = compiler() else { return };
+    let cases = [
+        ("hopper_shared_turns", Product::new([600, 200, 200], true), shared(tile(64, true, 1)), 2, 2),
+        ("hopper_shared_turns_rows", Product::new([900, 392, 264], false), shared(tile(192, true, 1)), 4, 4),
+        (
+            "hopper_shared_tiles",
+            Product { left: true, ..Product::new([200, 144, 520], true) },
+            shared(tile(144, false, 1)),
+            4,
+            2,
+        ),
+        (
+            "hopper_shared_tall",
+            Product { batch: 2, ..Product::new([300, 104, 200], false) },
+            shared(HopperTile { rows: 256, ..tile(96, false, 1) }),
+            4,
+            4,
+        ),
+        (
+            "hopper_shared_two",
+            Product { rights: 2, ..Product::new([300, 104, 136], true) },
+            shared(tile(192, true, 1)),
+            2,
+            2,
+        ),
+        (
+            "hopper_shared_registers",
+            Product { dtype: Dtype::F16, ..Product::new([520, 184, 72], false) },
+            shared(by_rows_in_turn(128)),
+            2,
+            2,
+        ),
+        (
+            "hopper_shared_wide_sums",
+            Product { wide: true, ..Product::new([300, 104, 264], false) },
+            shared(tile(96, true, 1)),
             2,
             2,
         ),
@@ -449,17 +534,57 @@ fn mistakes_of_column_sums() {
 /// Of epilogues in registers, with rows that a cluster has together.
 #[test]
 fn mistakes_of_rows_in_registers() {
-    let waits = "mbarrier_wait(ring.full(place_of(part.at, piece, i)), Ring::parity(place_of(part.at, piece, i)));";
+    let waits = "await_piece(ring, part.at, piece, i);";
     let mistakes: [Mistake; 4] = [
         (waits, "", "FAILED"),
-        ("await_remote_stores(received(exchanges<LEVEL>()));", "", "FAILED"),
+        ("await_remote_stores(received(part.set(), exchanges<LEVEL>()), part.parity());", "", "FAILED"),
         ("fence_proxy_async_shared();\n    named_barrier_sync(STAGED_BARRIER + part.warpgroup, 128);", "", "FAILED"),
         ("fmaf(count * off, off, parts[own][1])", "parts[own][1]", "FAILED"),
     ];
-    let product = Product { normed: true, ..Product::new([100, 200, 72], true) };
+    let product = Product { normed: true, ..Product::new([100, 200, 584], true) };
     let (source, launch) = hopper_matmul(&product, by_rows(64, 128, Sharing::Columns), 4);
     let launched = Launched { source, entry: "matmul_hopper", launch, driver: "matmul.cpp" };
     check_mistakes("mistakes_of_rows_in_registers", launched, 4, 4, &mistakes);
+}
+
+/// Of columns that pairs of blocks fetch for each other.
+#[test]
+fn mistakes_of_shared_columns() {
+    let mistakes: [Mistake; 4] = [
+        (
+            "if (lane < SHARERS) mbarrier_arrive_at(barrier, lane);",
+            "if (lane == 0) mbarrier_arrive(barrier);",
+            "deadlock",
+        ),
+        ("to + share * 128", "to", "in flight"),
+        ("c1 + share", "c1", "FAILED"),
+        (
+            "walk(p, ring, s_base, warpgroup, early);\n    meet_neighbours();",
+            "walk(p, ring, s_base, warpgroup, early);",
+            "ended",
+        ),
+    ];
+    let (source, launch) = hopper_matmul(&Product::new([600, 200, 264], true), shared(tile(64, true, 1)), 2);
+    let launched = Launched { source, entry: "matmul_hopper", launch, driver: "matmul.cpp" };
+    check_mistakes("mistakes_of_shared_columns", launched, 2, 2, &mistakes);
+}
+
+/// The same where warpgroups take turns, and operands have a place of their own.
+#[test]
+fn mistakes_of_rows_in_turn() {
+    let mistakes: [Mistake; 7] = [
+        ("await_piece(ring, part.at, piece, i);", "", "FAILED"),
+        ("mbarrier_wait(held_empty(ring, turn), turn / 2 & 1 ^ 1);", "", "more arrivals"),
+        ("mbarrier_arrive(held_empty(ring, turn));", "", "deadlock"),
+        ("expect_numbers<LEVEL>(part.set());", "", "deadlock"),
+        ("await_remote_stores(received(part.set(), exchanges<LEVEL>()), part.parity());", "", "FAILED"),
+        ("return TURNS ? at / SETS & 1 : 0;", "return 0;", "FAILED"),
+        ("part.parity() ^ 1", "part.parity()", "deadlock"),
+    ];
+    let product = Product { normed: true, ..Product::new([1300, 128, 72], true) };
+    let (source, launch) = hopper_matmul(&product, by_rows_in_turn(64), 2);
+    let launched = Launched { source, entry: "matmul_hopper", launch, driver: "matmul.cpp" };
+    check_mistakes("mistakes_of_rows_in_turn", launched, 2, 2, &mistakes);
 }
 
 /// Weights by rows, whose sums a cluster exchanges, and by columns.

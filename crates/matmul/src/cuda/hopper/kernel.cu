@@ -13,16 +13,18 @@ static __device__ __forceinline__ void run(const Parameters& p) {
         for (int right = 0; right < RIGHTS; ++right) prefetch_tensor_map(&p.b[right]);
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(ring.full(stage), 1);
-            mbarrier_init(ring.empty(stage), TURNS ? 4 : 8);
+            mbarrier_init(ring.empty(stage), SHARERS * (TURNS ? 4 : 8));
         }
 #ifdef BY_ROWS
-        prepare();
+        prepare(ring, ((u32)p.tiles - 1 - blockIdx.x) / gridDim.x + 1);
 #endif
         fence_mbarrier_init();
     }
     __syncthreads();
-    if constexpr (CLUSTER > 1) cluster_arrive();
-    prefetch_first_tile(p);
+    if constexpr (CLUSTER > 1 && !TURNS) cluster_arrive();
+    meet_neighbours();
+    const u32 early = threadIdx.x == 0 ? fetch_early(p, ring) : 0;
+    prefetch_shared(p);
 #ifdef MAKES
     prefetch_first_rows(p);
     wait_for_previous();
@@ -30,5 +32,6 @@ static __device__ __forceinline__ void run(const Parameters& p) {
 #else
     wait_for_previous();
 #endif
-    walk(p, ring, s_base, warpgroup);
+    walk(p, ring, s_base, warpgroup, early);
+    meet_neighbours();
 }

@@ -42,8 +42,8 @@ impl HopperKernel {
         let columns = self.tile.part_columns() / self.matmul.rights;
         let position = self.matmul.roles().iter().position(|&role| role == Role::Right(right)).unwrap_or(1 + right);
         match self.has_rows_of_b() {
-            true => self.map(position, 2, [shape.n, shape.k], shape.b.0, 64),
-            false => self.map(position, 2, [shape.k, shape.n], shape.b.1, columns),
+            true => self.map(position, 2, [shape.n, shape.k], shape.b.0, 64 / self.tile.sharers),
+            false => self.map(position, 2, [shape.k, shape.n], shape.b.1, columns / self.tile.sharers),
         }
     }
 

@@ -1,6 +1,6 @@
 // ---- warpgroups that share the tile of their block, of which a cluster may share K
 
-static __device__ __forceinline__ void walk(const Parameters& p, Ring ring, char* s_base, int warpgroup) {
+static __device__ __forceinline__ void walk(const Parameters& p, Ring ring, char* s_base, int warpgroup, u32 early) {
     const int steps = (int)p.steps;
     const int part = (int)(blockIdx.x % SPLIT), first = steps * part / SPLIT, own = steps * (part + 1) / SPLIT - first;
     const Tile tile = tile_at(p, blockIdx.x / SPLIT);
@@ -8,7 +8,7 @@ static __device__ __forceinline__ void walk(const Parameters& p, Ring ring, char
         setmaxnreg_dec<FETCHING_REGISTERS>();
         if (threadIdx.x == 0) {
             u32 at = 0;
-            fetch(p, ring, tile, first, own, at);
+            fetch(p, ring, tile, first, own, early, at);
             fetch_more(p, ring, tile, at);
 #ifdef MAKES
             forget_rows(p);

@@ -13,9 +13,12 @@
 // - Beyond m, n and k the tensor maps give zeros, which are summed and not stored.
 // - Bytes come as pairs, so that DEPTH is of pairs; what follows their sums is in `warps.cu`.
 //
+// - SHARERS neighbours along the rows, a cluster, have the same columns of B: each fetches its share of them for all (multicast), once all are
+//   done with the place. So fewer lines come from the L2, which is what limits matmuls whose rows start between its lines.
+//
 // KIND (1 f16, 2 bf16, 3 bytes), A_COLUMNS (columns of A are contiguous, not rows), B_ROWS (rows of B are), ROWS (of a tile), COLUMNS (of a
 // warpgroup's part of a tile), RIGHTS, STAGES, TURNS, SIDES, SPLIT, CLUSTER (blocks that have rows of C together), MAPS and CARRIED (tensor maps of
-// what follows, and how many of them are operands), V and N are constants that stand before this file.
+// what follows, and how many of them are operands), SHARERS, V and N are constants that stand before this file.
 
 constexpr int DEPTH = 64;
 constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
@@ -26,6 +29,9 @@ constexpr int A_BYTES = ROWS / 64 * HALF_BYTES, B_BYTES = B_ROWS ? PIECES * HALF
 constexpr int STAGE_BYTES = (A_BYTES + B_BYTES + 1023) / 1024 * 1024;
 constexpr int HALVES = TURNS ? 2 : ROWS * SIDES / 128;  // 64 rows each, of a warpgroup
 constexpr int TURN_BARRIER = 1, STAGED_BARRIER = 3;
+static_assert(SHARERS == 1 || (SPLIT == 1 && CLUSTER == 1 && SIDES == 1), "only neighbours along the rows share B");
+constexpr int B_SHARE = B_ROWS ? DEPTH / SHARERS : RESULT_WIDTH / SHARERS;  // lines of a box of B
+constexpr u16 ALL_SHARERS = (1 << SHARERS) - 1;
 
 // Where things lie in shared memory, from a multiple of 1024 bytes on, as the swizzle wants it.
 constexpr int AT_STAGED = STAGES * STAGE_BYTES;
@@ -39,6 +45,7 @@ struct Parameters {
     tail::Parameters tail;
     u64 m, steps, row_tiles, column_tiles, tiles;
     u64 a_batch, b_batch;  // whether the operand has a matrix for each of the batch
+    u64 b_given;           // not 0 if no kernel of the job makes B
 #ifdef MAKES
     head::Parameters head;
     u32* g_made;      // as in `made.cu`
@@ -81,25 +88,53 @@ static __device__ __forceinline__ void prefetch_operands(const Parameters& p, co
 #endif
 }
 
-// What the block's first tile needs beside A is brought into the L2 while earlier grids still run: the first stages of B, and what all rows of
-// the epilogue read.
-static __device__ __forceinline__ void prefetch_first_tile(const Parameters& p) {
-    const Tile tile = tile_at(p, blockIdx.x / SPLIT);
-    const int first = (int)p.steps * (int)(blockIdx.x % SPLIT) / SPLIT, b_batch = p.b_batch ? tile.batch : 0;
-    if (threadIdx.x == 0) {
-        for (int k = first * DEPTH; k < min(first + STAGES, (int)p.steps) * DEPTH; k += DEPTH) {
+// The first line of this block's share of a box of B.
+static __device__ __forceinline__ int own_share() { return SHARERS == 1 ? 0 : (int)(blockIdx.x % SHARERS) * B_SHARE; }
+
+// A box of B, or the shares of all.
+static __device__ __forceinline__ void fetch_b(u32 to, const TensorMap* map, u32 barrier, int c0, int c1, int batch) {
+    const int share = own_share();
+    if constexpr (SHARERS == 1) tma_load_3d(to, map, barrier, c0, c1, batch);
+    else tma_load_3d_to_ranks(to + share * 128, map, barrier, c0, c1 + share, batch, ALL_SHARERS);
+}
+
+// B of a stage, from inner place `k` on.
+static __device__ __forceinline__ void fetch_columns(const Parameters& p, Ring ring, const Tile& tile, int k, u32 at) {
+    const int batch = p.b_batch ? tile.batch : 0;
+    if constexpr (B_ROWS) {
 #pragma unroll
-            for (int right = 0; right < RIGHTS; ++right) {
-                if constexpr (B_ROWS) {
-                    for (int piece = 0; piece < PIECES / RIGHTS; ++piece) tma_prefetch_3d(&p.b[right], tile.column + piece * 64, k, b_batch);
-                } else {
-                    for (int side = 0; side < SIDES; ++side) tma_prefetch_3d(&p.b[right], k, tile.column + side * COLUMNS, b_batch);
-                }
+        for (int piece = 0; piece < PIECES; ++piece) {
+            constexpr int OF_EACH = PIECES / RIGHTS;
+            fetch_b(ring.b(at) + piece * HALF_BYTES, &p.b[piece / OF_EACH], ring.full(at), tile.column + piece % OF_EACH * 64, k, batch);
+        }
+    } else {
+#pragma unroll
+        for (int right = 0; right < RIGHTS; ++right) {
+#pragma unroll
+            for (int side = 0; side < SIDES; ++side) {
+                const int before = right * RESULT_WIDTH + side * COLUMNS;
+                fetch_b(ring.b(at) + before * DEPTH * 2, &p.b[right], ring.full(at), k, tile.column + side * COLUMNS, batch);
             }
         }
     }
+}
+
+// While earlier grids still run: B of the first stages, unless one of these grids may make it. Returns of how many stages it is on its way.
+static __device__ __forceinline__ u32 fetch_early(const Parameters& p, Ring ring) {
+    const int part = (int)(blockIdx.x % SPLIT), steps = (int)p.steps, first = steps * part / SPLIT, end = steps * (part + 1) / SPLIT;
+    const u32 early = p.b_given ? (u32)min(STAGES, end - first) : 0;
+    const Tile tile = tile_at(p, blockIdx.x / SPLIT);
+    for (u32 at = 0; at < early; ++at) {
+        mbarrier_arrive_expect_tx(ring.full(at), A_BYTES + B_BYTES);
+        fetch_columns(p, ring, tile, (first + (int)at) * DEPTH, at);
+    }
+    return early;
+}
+
+// And what all rows of the epilogue read is brought into the L2.
+static __device__ __forceinline__ void prefetch_shared(const Parameters& p) {
 #if SHARED_ROWS > 0
-    tail::prefetch_shared(p.tail, tile.column, RESULT_WIDTH);
+    tail::prefetch_shared(p.tail, tile_at(p, blockIdx.x / SPLIT).column, RESULT_WIDTH);
 #endif
 }
 
@@ -107,8 +142,9 @@ static __device__ __forceinline__ void prefetch_first_tile(const Parameters& p) 
 static __device__ __forceinline__ void await_rows(const Parameters& p, int row);
 #endif
 
-static __device__ __forceinline__ void fetch(const Parameters& p, Ring ring, const Tile& tile, int first, int steps, u32& at) {
-    const int a_batch = p.a_batch ? tile.batch : 0, b_batch = p.b_batch ? tile.batch : 0;
+// B of the first `early` stages is on its way.
+static __device__ __forceinline__ void fetch(const Parameters& p, Ring ring, const Tile& tile, int first, int steps, u32 early, u32& at) {
+    const int a_batch = p.a_batch ? tile.batch : 0;
     // Pieces that were prefetched, and the step of the next.
     constexpr int ALL = (RESULT_WIDTH + 63) / 64;
     const int between = max(1, steps / ALL);
@@ -117,31 +153,18 @@ static __device__ __forceinline__ void fetch(const Parameters& p, Ring ring, con
     await_rows(p, tile.row);
 #endif
     for (int i = first; i < first + steps; ++i, ++at) {
-        mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
-        mbarrier_arrive_expect_tx(ring.full(at), A_BYTES + B_BYTES);
         const int k = i * DEPTH;
+        if (at >= early) {
+            mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
+            mbarrier_arrive_expect_tx(ring.full(at), A_BYTES + B_BYTES);
+        }
         if constexpr (A_COLUMNS) {
 #pragma unroll
             for (int half = 0; half < ROWS / 64; ++half) tma_load_3d(ring.a(at) + half * HALF_BYTES, &p.a, ring.full(at), tile.row + half * 64, k, a_batch);
         } else {
             tma_load_3d(ring.a(at), &p.a, ring.full(at), k, tile.row, a_batch);
         }
-        if constexpr (B_ROWS) {
-#pragma unroll
-            for (int piece = 0; piece < PIECES; ++piece) {
-                constexpr int OF_EACH = PIECES / RIGHTS;
-                tma_load_3d(ring.b(at) + piece * HALF_BYTES, &p.b[piece / OF_EACH], ring.full(at), tile.column + piece % OF_EACH * 64, k, b_batch);
-            }
-        } else {
-#pragma unroll
-            for (int right = 0; right < RIGHTS; ++right) {
-#pragma unroll
-                for (int side = 0; side < SIDES; ++side) {
-                    const int before = right * RESULT_WIDTH + side * COLUMNS;
-                    tma_load_3d(ring.b(at) + before * DEPTH * 2, &p.b[right], ring.full(at), k, tile.column + side * COLUMNS, b_batch);
-                }
-            }
-        }
+        if (at >= early) fetch_columns(p, ring, tile, k, at);
         if (CARRIED > 0 && i == next && pieces < ALL) {
             prefetch_operands(p, tile, pieces++);
             next += between;

@@ -5,9 +5,22 @@ template <int> struct SumOf { typedef float Type; };
 template <> struct SumOf<3> { typedef int Type; };
 typedef SumOf<KIND>::Type Accumulator;
 
-// A warp is done with a stage.
+// A warp is done with a stage: all that fetch for this block hear it.
 static __device__ __forceinline__ void release(u32 barrier) {
-    if ((threadIdx.x & 31) == 0) mbarrier_arrive(barrier);
+    const u32 lane = threadIdx.x & 31;
+    if constexpr (SHARERS == 1) {
+        if (lane == 0) mbarrier_arrive(barrier);
+    } else {
+        if (lane < SHARERS) mbarrier_arrive_at(barrier, lane);
+    }
+}
+
+// Before the first stage every block of a cluster must run, and at the end none may exit while others still arrive at its barriers.
+static __device__ __forceinline__ void meet_neighbours() {
+    if constexpr (SHARERS > 1 || (TURNS && CLUSTER > 1)) {
+        cluster_arrive();
+        cluster_wait();
+    }
 }
 
 // Not by the first multiplication: sums that it reads without using them would hold their registers since the tile before.

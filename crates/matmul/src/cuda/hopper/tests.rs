@@ -30,7 +30,7 @@ fn of_operands(operands: Dtype, m: usize, k: usize, n: usize) -> HopperKernel {
 
 #[test]
 fn many_tiles_are_walked_over_and_few_are_not() {
-    assert_eq!(plain(8192, 768, 3072).tile, HopperTile { columns: 192, ..TURNS });
+    assert_eq!(plain(8192, 768, 3072).tile, HopperTile { columns: 192, sharers: 2, ..TURNS });
     // One tile for each of 128 blocks.
     let few = plain(1024, 768, 3072).tile;
     assert_eq!((few.rows * few.columns, few.sharing, few.split), (128 * 192, Sharing::Rows, 1));

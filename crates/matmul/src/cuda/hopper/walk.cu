@@ -3,13 +3,13 @@
 // TURNS: a warpgroup has whole tiles, every second one of the block; while one multiplies, the other finishes its tile. Otherwise each
 // has 64 rows of every tile.
 
-static __device__ __forceinline__ void walk(const Parameters& p, Ring ring, char* s_base, int warpgroup) {
+static __device__ __forceinline__ void walk(const Parameters& p, Ring ring, char* s_base, int warpgroup, u32 early) {
     const int steps = (int)p.steps;
     if (warpgroup < 0) {
         setmaxnreg_dec<FETCHING_REGISTERS>();
         if (threadIdx.x == 0) {
             u32 at = 0;
-            for (u32 index = blockIdx.x; index < (u32)p.tiles; index += gridDim.x) fetch(p, ring, tile_at(p, index), 0, steps, at);
+            for (u32 index = blockIdx.x; index < (u32)p.tiles; index += gridDim.x) fetch(p, ring, tile_at(p, index), 0, steps, early, at);
 #ifdef MAKES
             forget_rows(p);
 #endif
@@ -17,9 +17,11 @@ static __device__ __forceinline__ void walk(const Parameters& p, Ring ring, char
 #ifdef MAKES
         if (threadIdx.x >= 32) make_other_rows(p);
 #endif
+#ifdef BY_ROWS
+        if (threadIdx.x == 32) fetch_held(p, ring);
+#endif
     } else {
         setmaxnreg_inc<MULTIPLYING_REGISTERS>();
-        char* const s_staged = s_base + AT_STAGED + warpgroup * STAGED_BYTES;
         // Tiles of the block from one of this warpgroup's to the next, and the first 64 rows of a tile that it has.
         constexpr u32 APART = TURNS ? 2 : 1;
         const int first = TURNS ? 0 : warpgroup;
@@ -34,8 +36,12 @@ static __device__ __forceinline__ void walk(const Parameters& p, Ring ring, char
             if (TURNS) named_barrier_arrive(TURN_BARRIER + (warpgroup ^ 1), MULTIPLIERS);
             wgmma_wait<0>();
             release(ring.empty(turn * steps + steps - 1));
+#ifdef BY_ROWS
+            finish_turn(p, ring, s_base, index, turn, warpgroup, sums);
+#else
             const Tile tile = tile_at(p, index);
-            finish_tile(p, {tile.batch, tile.row + 64 * first, tile.column}, s_staged, warpgroup, sums);
+            finish_tile(p, {tile.batch, tile.row + 64 * first, tile.column}, s_base + AT_STAGED + warpgroup * STAGED_BYTES, warpgroup, sums);
+#endif
         }
     }
 }

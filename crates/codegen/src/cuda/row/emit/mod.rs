@@ -145,7 +145,7 @@ pub(crate) fn partials(body: &Body) -> Vec<(usize, usize)> {
 pub(crate) fn finish_grid(partials: &[(usize, usize)], words: Vec<Word>) -> Grid {
     let widest = partials.iter().map(|&(_, width)| width).max().unwrap_or(0);
     let blocks = [widest.div_ceil(32).max(1) as u32, partials.len() as u32, 1];
-    Grid { entry: "finish", blocks, threads: 1024, cluster: 1, shared: 0, waits: false, words }
+    Grid { entry: "finish", blocks, threads: 1024, cluster: 1, shared: 0, waits: false, walks: false, words }
 }
 
 struct Writer<'a> {
