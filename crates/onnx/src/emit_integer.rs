@@ -97,6 +97,10 @@ impl Emitter<'_> {
                 let zero = self.graph.constant(0.0, Dtype::I32)?;
                 self.graph.select(x, one, zero)
             }
+            (Dtype::Bool, Dtype::I8) => {
+                let float = self.graph.cast(x, Dtype::F32)?;
+                self.graph.cast(float, Dtype::I8)
+            }
             (Dtype::I32, Dtype::I8) => {
                 let low = self.low_bits(x, 8, false)?;
                 let float = self.graph.cast(low, Dtype::F32)?;

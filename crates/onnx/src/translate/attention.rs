@@ -218,7 +218,7 @@ impl<'a> Translator<'a, '_> {
     }
 
     /// Keys and values of a group of heads, repeated for each of its queries.
-    fn repeat_heads(&mut self, x: Id, heads: usize) -> Result<Id, Problem> {
+    pub(super) fn repeat_heads(&mut self, x: Id, heads: usize) -> Result<Id, Problem> {
         let shape = self.ir.shape(x).clone();
         if shape.rank() != 4 || shape[1] == 0 || !heads.is_multiple_of(shape[1]) {
             return Err(Problem::Refused(format!("heads that divide {heads} expected, got {shape}")));

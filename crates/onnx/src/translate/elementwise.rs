@@ -13,6 +13,10 @@ impl<'a> Translator<'a, '_> {
     pub(super) fn operator(&mut self, call: &Call<'a, '_>) -> Results {
         match call.node.domain {
             "" | "ai.onnx" | "com.microsoft" | "ai.onnx.contrib" => {}
+            "ai.onnx.preview" if call.node.op == "FlexAttention" => return self.flex_attention(call),
+            "ai.onnx.preview.training" if matches!(call.node.op, "Adam" | "Adagrad" | "Momentum") => {
+                return self.optimizer(call);
+            }
             domain => return Err(Problem::Opaque(format!("the domain `{domain}` is not known"))),
         }
         match call.node.op {
@@ -99,6 +103,12 @@ impl<'a> Translator<'a, '_> {
             "Gather" | "GatherND" | "GatherElements" | "TopK" | "OneHot" | "ScatterND" | "ScatterElements"
             | "Scatter" | "ReverseSequence" | "Compress" => self.index(call),
             "MatMul" | "Gemm" | "FusedMatMul" | "AffineGrid" => self.contraction(call),
+            "BitShift" | "BitwiseNot" | "BitCast" => self.bits(call),
+            "GridSample" => self.grid_sample(call),
+            "RoiAlign" => self.roi_align(call),
+            "TfIdfVectorizer" => self.vectorize(call),
+            "OptionalHasElement" => self.optional_has_element(call),
+            "OptionalGetElement" => Ok(vec![call.input(0)?]),
             "Einsum" => self.einsum(call),
             "MatMulInteger" => self.integer_matmul(call),
             "QLinearMatMul" => Ok(vec![self.quantized_matmul(call)?]),
@@ -207,6 +217,12 @@ impl<'a> Translator<'a, '_> {
             (false, false) => self.ir.known(Constant::filled(self.ir.shape(x).clone(), 0.0), Element::Bool),
         };
         Ok(vec![result])
+    }
+
+    /// A tensor is an optional that has an element.
+    fn optional_has_element(&mut self, call: &Call) -> Results {
+        let has = f64::from(call.optional(0).is_some());
+        Ok(vec![self.ir.known_scalar(has, Element::Bool)])
     }
 
     /// The identity, which it is in inference.

@@ -5,11 +5,13 @@
 
 mod activation;
 mod attention;
+mod bits;
 mod call;
 mod cast;
 mod contraction;
 mod einsum;
 mod elementwise;
+mod flex;
 mod fourier;
 mod fused;
 mod index;
@@ -17,14 +19,17 @@ mod known;
 mod loss;
 mod norm;
 mod opaque;
+mod optimizer;
 mod quantize;
 mod recurrent;
 mod reduce;
 mod resize;
+mod sample;
 mod scope;
 mod sequence;
 mod sizes;
 mod unroll;
+mod vectorize;
 mod view;
 mod window;
 

@@ -5,6 +5,7 @@ use deuteron_graph::{BinaryOp, Composite, Shape, UnaryOp};
 use super::call::{Results, axis_of};
 use super::{Call, Problem, Translator};
 use crate::constant::Constant;
+use crate::element::Element;
 use crate::ir::{Id, Kind, Reduction};
 
 impl<'a> Translator<'a, '_> {
@@ -49,6 +50,9 @@ impl<'a> Translator<'a, '_> {
     fn batch_norm(&mut self, call: &Call) -> Results {
         let x = call.input(0)?;
         call.without_effect(&["momentum", "is_test"]);
+        if call.int("training_mode", 0) != 0 && call.opset >= 14 {
+            return self.batch_statistics(call, x);
+        }
         let is_training = call.int("training_mode", 0) != 0 || (call.opset < 14 && call.wants(1));
         if is_training || call.int("spatial", 1) == 0 {
             return Err(Problem::Opaque(
@@ -68,6 +72,41 @@ impl<'a> Translator<'a, '_> {
         let centred = self.ir.binary(BinaryOp::Sub, x, mean)?;
         let scaled = self.ir.binary(BinaryOp::Mul, centred, factor)?;
         Ok(vec![self.ir.binary(BinaryOp::Add, scaled, bias)?])
+    }
+
+    /// Normed by the mean and variance of the batch, which move the running ones.
+    fn batch_statistics(&mut self, call: &Call, x: Id) -> Results {
+        let rank = self.ir.shape(x).rank();
+        if rank < 2 || self.ir.shape(x).elements() == 0 {
+            let got = self.ir.shape(x);
+            return Err(Problem::Refused(format!("a batch [n, c, ..] that is not empty expected, got {got}")));
+        }
+        let channels = self.ir.shape(x)[1];
+        let axes: Vec<usize> = (0..rank).filter(|&axis| axis != 1).collect();
+        let wide = self.ir.cast(x, Element::F32)?;
+        let mean = self.ir.reduce(Reduction::Mean, wide, axes.clone(), true)?;
+        let centred = self.ir.binary(BinaryOp::Sub, wide, mean)?;
+        let square = self.ir.binary(BinaryOp::Mul, centred, centred)?;
+        let variance = self.ir.reduce(Reduction::Mean, square, axes, true)?;
+        let shifted = self.ir.offset(variance, call.float("epsilon", 1e-5))?;
+        let inverse = self.ir.unary(UnaryOp::Rsqrt, shifted)?;
+        let mut y = self.ir.binary(BinaryOp::Mul, centred, inverse)?;
+        for (position, op) in [(1, BinaryOp::Mul), (2, BinaryOp::Add)] {
+            let operand = self.ir.cast(call.input(position)?, Element::F32)?;
+            let operand = self.ir.along(operand, 1, rank)?;
+            y = self.ir.binary(op, y, operand)?;
+        }
+        let mut results = vec![self.ir.cast(y, self.ir.element(x))?];
+        let momentum = call.float("momentum", 0.9);
+        for (position, batch) in [(3, mean), (4, variance)] {
+            let running = call.input(position)?;
+            let element = self.ir.element(running);
+            let batch = self.ir.reshape(batch, vec![channels])?;
+            let batch = self.ir.cast(batch, element)?;
+            let (kept, taken) = (self.ir.scale(running, momentum)?, self.ir.scale(batch, 1.0 - momentum)?);
+            results.push(self.ir.binary(BinaryOp::Add, kept, taken)?);
+        }
+        Ok(results)
     }
 
     /// Each group of channels of `[n, c, ..]` normed by itself, then scaled and shifted per channel. Up to opset 20, scale

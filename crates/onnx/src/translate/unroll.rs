@@ -61,7 +61,12 @@ impl<'a> Translator<'a, '_> {
     }
 
     /// The results of a body with its inputs bound in order.
-    fn step(&mut self, call: &Call<'a, '_>, body: &GraphProto<'a>, inputs: &[Id]) -> Result<Vec<Id>, Problem> {
+    pub(super) fn step(
+        &mut self,
+        call: &Call<'a, '_>,
+        body: &GraphProto<'a>,
+        inputs: &[Id],
+    ) -> Result<Vec<Id>, Problem> {
         self.spend(body.inputs.len() + body.outputs.len())?;
         let values = body.inputs.iter().map(|input| input.name).zip(inputs.iter().copied()).collect();
         self.scopes.push(Scope { values, ..Scope::default() });

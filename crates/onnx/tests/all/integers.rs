@@ -230,3 +230,36 @@ fn a_note_says_where_integers_lose_bits() {
     assert_eq!(sum(I64), ["64-bit and unsigned integers are computed in 32 bits, where what is beyond wraps"]);
     assert!(sum(I32).is_empty() && sum(U16).is_empty());
 }
+
+#[test]
+fn bits_are_shifted_and_turned() {
+    let stored = |x: i64, element: u64| if element == U8 { kept(x, I8) } else { kept(x, element) } as f64;
+    for element in [U8, U16, I32] {
+        let numbers: Vec<i64> = EDGES.iter().map(|&x| kept(x, element)).filter(|&x| x >= 0).collect();
+        let most = if element == U8 { 8 } else { 16 };
+        let pairs: Vec<(i64, i64)> = numbers.iter().flat_map(|&x| (0..most).map(move |by| (x, by))).collect();
+        let dims = [Size::Is(pairs.len())];
+        let x: Vec<f64> = pairs.iter().map(|&(x, _)| stored(x, element)).collect();
+        let by: Vec<f64> = pairs.iter().map(|&(_, by)| by as f64).collect();
+        for direction in ["LEFT", "RIGHT"] {
+            let writer = Writer::default()
+                .typed_input("x", element, &dims)
+                .typed_input("by", element, &dims)
+                .call("BitShift", &["x", "by"], &["y"], &[("direction", Value::Text(direction))])
+                .output("y");
+            let shift = |(x, by): (i64, i64)| if direction == "LEFT" { x << by } else { x >> by };
+            let expected: Vec<f64> = pairs.iter().map(|&pair| stored(shift(pair), element)).collect();
+            let got = evaluated_at(writer, 11, &[("x", &x), ("by", &by)]).remove(0).1;
+            assert_eq!(got, expected, "{direction} of type {element}");
+        }
+        let writer = Writer::default().typed_input("x", element, &dims).node("BitwiseNot", &["x"], "y").output("y");
+        let expected: Vec<f64> = pairs.iter().map(|&(x, _)| stored(!x, element)).collect();
+        assert_eq!(evaluated_at(writer, 18, &[("x", &x)])[0].1, expected, "type {element}");
+    }
+    let writer = Writer::default()
+        .typed_input("x", I32, &[Size::Is(1)])
+        .call("BitShift", &["x", "x"], &["y"], &[("direction", Value::Text("UP"))])
+        .output("y");
+    let error = import(&writer.finish(), &Options::default()).unwrap_err().to_string();
+    assert_eq!(error, "BitShift at `y`: direction of LEFT, RIGHT expected, got `UP`");
+}

@@ -8,5 +8,6 @@ mod nodes;
 mod operators;
 mod patterns;
 mod refusals;
+mod sampling;
 mod support;
 mod weights;

@@ -326,7 +326,7 @@ fn operators_without_counterpart_are_described() {
         .call("Conv", &["x", "w"], &["c"], &[("pads", Value::Ints(&[1, 1, 1, 1]))])
         .node("HardSwish", &["c"], "h")
         .node("Sin", &["h"], "s")
-        .node("BitwiseNot", &["i"], "j")
+        .node("BitwiseXor", &["i", "i"], "j")
         .domain_call("my.domain", "Secret", &["s"], &["t"], &[])
         .stated("t", &[1, 4])
         .output("t")
@@ -335,7 +335,7 @@ fn operators_without_counterpart_are_described() {
     assert_eq!(
         report(&imported),
         "opaque Conv: its patches are more than are written out for a matmul\n\
-         opaque BitwiseNot: the operator has no counterpart\n\
+         opaque BitwiseXor: the operator has no counterpart\n\
          opaque Secret: the domain `my.domain` is not known"
     );
     let conv = imported.graph.node(imported.opaque[0].node);
