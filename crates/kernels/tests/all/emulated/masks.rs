@@ -13,12 +13,12 @@ use deuteron_attention::kernel::{
 };
 use deuteron_attention::{AttentionOperand, BackwardOperand};
 use deuteron_codegen::cuda::{Arch, CudaTarget};
-use deuteron_codegen::{ArgBinding, Kernel};
+use deuteron_codegen::{ArgBinding, Kernel, Source};
 use deuteron_emulator::{Lanes, Schedule};
 use deuteron_graph::{Dtype, Graph};
 use half::{bf16, f16};
 
-use super::{attention, compiler};
+use super::{attention, compiler, greedy, only};
 
 /// What hides the keys of a sequence: beside the first scores have few digits, beside the second they are rounded to multiples of 8; the last
 /// two, the smallest `bf16` and `f32`, overflow as powers of 2.
@@ -317,4 +317,48 @@ fn gradients_of_every_storage() {
     Case::new(Dtype::F32, Dtype::F32, [19, 150]).check_gradient("gradient_f32", BackwardVariant::Plain);
     Case::new(Dtype::F16, Dtype::F32, [19, 150]).check_gradient("gradient_f16", tensor(low, low));
     Case::new(Dtype::Bf16, Dtype::Bf16, [75, 70]).check_gradient("gradient_bf16", tensor(small, low));
+}
+
+/// Rows of a generated kernel, in a warp and in a block: the mask is added, and then the largest is subtracted.
+#[test]
+fn softmax_of_rows() {
+    let Some(compiler) = compiler() else { return };
+    for (dtype, keys) in [(Dtype::F32, 150), (Dtype::F16, 33), (Dtype::Bf16, 1500)] {
+        let (sequences, queries) = (HIDDEN.len(), KINDS);
+        let text = format!(
+            "x = input {dtype}[{sequences},{queries},{keys}] ; m = input f32[{sequences},{queries},{keys}]
+c = cast x f32 ; s = add c m ; p = softmax s ; y = cast p {dtype} ; out y"
+        );
+        let graph: Graph = text.parse().unwrap_or_else(|error| panic!("{error:?}"));
+        let (source, launch, _) = only(&graph, &greedy(&graph), 132);
+        let rows = sequences * queries;
+        let usual = |at: usize| (at * 37 % 101) as f32 / 101.0;
+        let x = stored(dtype, &(0..rows * keys).map(|at| 0.8 * usual(at)).collect::<Vec<f32>>());
+        let of_row = |row: usize| {
+            (0..keys)
+                .map(move |key| added(HIDDEN[row / queries], row % queries, [key, keys], 3.0 * usual(row + 7 * key)))
+        };
+        let mask: Vec<f32> = (0..rows).flat_map(of_row).collect();
+        let bytes = [x.clone(), stored(Dtype::F32, &mask), vec![0xff; x.len()]];
+        let arguments: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated").join(format!("masks_softmax_{dtype}"));
+        let schedule = Schedule { resident: 8, lanes: Lanes::Together, seeds: 1..2 };
+        let kernel = Kernel::new(Source::Cuda(source), launch);
+        let ran = deuteron_emulator::run(compiler, &folder, &kernel, &arguments, &schedule);
+        let got = widened(dtype, ran.unwrap_or_else(|error| panic!("{dtype}: {error}")).results.last().unwrap());
+        let x = widened(dtype, &x);
+        for row in 0..rows {
+            let scores = (row * keys..(row + 1) * keys).map(|at| f64::from(x[at] as f32 + mask[at]));
+            let scores: Vec<f64> = scores.collect();
+            let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let powers: Vec<f64> =
+                scores.iter().map(|s| if most == f64::NEG_INFINITY { 0.0 } else { (s - most).exp() }).collect();
+            let sum = powers.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+            for (key, power) in powers.iter().enumerate() {
+                let (got, want) = (got[row * keys + key], power / sum);
+                let bound = (epsilon(dtype) + 64.0 * f64::from(f32::EPSILON)) * want + f64::powi(2.0, -24);
+                assert!((got - want).abs() <= bound, "{dtype} row {row} key {key}: {got} for {want}");
+            }
+        }
+    }
 }
