@@ -1,12 +1,12 @@
 //! Operators that pick or place elements by index.
 
-use deuteron_graph::{BinaryOp, Shape, UnaryOp};
+use deuteron_graph::{BinaryOp, CompareOp, Dtype, Shape, UnaryOp};
 
 use super::call::{Results, axis_of};
 use super::{Call, Problem, Translator};
 use crate::constant::Constant;
 use crate::element::Element;
-use crate::ir::{Id, Kind, Reduction};
+use crate::ir::{Id, Kind, Logic, Reduction};
 use crate::limits::{GATHER_SLICES, MAX_PATCH_ELEMENTS, SCATTER_ROUNDS, TOP_ROUNDS};
 
 impl<'a> Translator<'a, '_> {
@@ -357,7 +357,8 @@ impl<'a> Translator<'a, '_> {
         self.by_table(flat, &table, &shape)
     }
 
-    /// The largest few, one after the other; many are only described.
+    /// The largest few floats, one after the other. Of many, and of integers, each is compared with each; of too many, they are only
+    /// described.
     fn top_k(&mut self, call: &Call) -> Results {
         let mut x = call.input(0)?;
         // Up to opset 9 the count is an attribute.
@@ -372,6 +373,11 @@ impl<'a> Translator<'a, '_> {
         let largest = call.int("largest", 1) != 0;
         // In order is one of the orders that are allowed where none is asked for.
         call.without_effect(&["sorted"]);
+        let is_integer = self.ir.element(x).dtype() == Dtype::I32;
+        let compared = shape.elements().saturating_mul(shape[axis]);
+        if count > 0 && (count > TOP_ROUNDS || is_integer) && compared <= MAX_PATCH_ELEMENTS {
+            return self.ranked(x, axis, count, largest);
+        }
         if count > TOP_ROUNDS || count == 0 || !self.ir.element(x).is_float() {
             let mut dims = shape.to_vec();
             dims[axis] = count;
@@ -399,6 +405,60 @@ impl<'a> Translator<'a, '_> {
             values = self.ir.unary(UnaryOp::Neg, values)?;
         }
         Ok(vec![values, self.ir.push(Kind::Concat { axis }, &indices)?])
+    }
+
+    /// The largest by the number of those before each: of equal ones the first comes first.
+    fn ranked(&mut self, x: Id, axis: usize, count: usize, largest: bool) -> Results {
+        let last = self.ir.exchange(x, axis)?;
+        let dims = self.ir.shape(last).to_vec();
+        let size = self.ir.shape(last).cols();
+        let lines = self.ir.shape(last).elements() / size;
+        let rows = self.ir.reshape(last, vec![lines, size, 1])?;
+        let cols = self.ir.reshape(last, vec![lines, 1, size])?;
+        // Whether the one of a column comes before the one of a row.
+        let op = if largest { CompareOp::Gt } else { CompareOp::Lt };
+        let mut is_ahead = self.ir.compare(op, cols, rows)?;
+        let mut is_equal = self.ir.compare(CompareOp::Eq, cols, rows)?;
+        if self.ir.element(x).is_float() {
+            // What is no number comes first.
+            let [of_col, of_row] =
+                [self.ir.compare(CompareOp::Ne, cols, cols)?, self.ir.compare(CompareOp::Ne, rows, rows)?];
+            let both = self.ir.push(Kind::Logic(Logic::And), &[of_col, of_row])?;
+            is_equal = self.ir.push(Kind::Logic(Logic::Or), &[is_equal, both])?;
+            let is_number = self.ir.push(Kind::Logic(Logic::Not), &[of_row])?;
+            let only = self.ir.push(Kind::Logic(Logic::And), &[of_col, is_number])?;
+            is_ahead = self.ir.push(Kind::Logic(Logic::Or), &[is_ahead, only])?;
+        }
+        let places = self.counting(size, Element::I64)?;
+        let column = self.ir.reshape(places, vec![1, 1, size])?;
+        let row = self.ir.reshape(places, vec![1, size, 1])?;
+        let is_earlier = self.ir.compare(CompareOp::Lt, column, row)?;
+        let is_tie = self.ir.push(Kind::Logic(Logic::And), &[is_equal, is_earlier])?;
+        let is_before = self.ir.push(Kind::Logic(Logic::Or), &[is_ahead, is_tie])?;
+        let counted = self.ir.cast(is_before, Element::F32)?;
+        let rank = self.ir.reduce(Reduction::Sum, counted, vec![2], false)?;
+        let rank = self.ir.reshape(rank, vec![lines, 1, size])?;
+        // Each rank is the place of the one that has it.
+        let wanted = self.counting(count, Element::F32)?;
+        let wanted = self.ir.reshape(wanted, vec![1, count, 1])?;
+        let has_it = self.ir.compare(CompareOp::Eq, rank, wanted)?;
+        let number = self.ir.cast(has_it, Element::F32)?;
+        let place = self.ir.reduce(Reduction::ArgMax, number, vec![2], false)?;
+        let starts = (0..lines).map(|line| (line * size) as f64).collect();
+        let starts = self.ir.known(Constant::dense([lines, 1].into(), starts, false), Element::I64);
+        let at = self.ir.binary(BinaryOp::Add, place, starts)?;
+        let table = self.ir.reshape(last, vec![lines * size, 1])?;
+        let values = self.ir.push(Kind::Gather, &[table, at])?;
+        let mut results = Vec::with_capacity(2);
+        for result in [values, place] {
+            let mut dims = dims.clone();
+            if let Some(last) = dims.last_mut() {
+                *last = count;
+            }
+            let result = self.ir.reshape(result, dims)?;
+            results.push(self.ir.exchange(result, axis)?);
+        }
+        Ok(results)
     }
 
     fn one_hot(&mut self, call: &Call) -> Result<Id, Problem> {

@@ -434,11 +434,7 @@ impl<'a> Translator<'a, '_> {
                 "a kernel_shape for x [n, c, ..] expected, got {shape} and {kernel:?}"
             )));
         }
-        if call.wants(1) {
-            return Err(Problem::Opaque("the places of the largest values are not computed".to_string()));
-        }
-        // It orders the places of the largest values, which are not asked for.
-        call.without_effect(&["storage_order"]);
+        let by_columns = call.int("storage_order", 0) != 0;
         let window = self.window_of(call, x, &kernel)?;
         let result = Shape::new([&shape[..2], &window.to[..]].concat());
         if !self.fits(x, &window) {
@@ -466,7 +462,41 @@ impl<'a> Translator<'a, '_> {
             _ => {}
         }
         let first = self.ir.push(Kind::Transpose(vec![1, 2, 0]), &[pooled])?;
-        Ok(vec![self.ir.reshape(first, result.to_vec())?])
+        let mut results = vec![self.ir.reshape(first, result.to_vec())?];
+        if is_max && call.wants(1) {
+            results.push(self.largest_places(split, &window, &shape, by_columns)?);
+        }
+        Ok(results)
+    }
+
+    /// The flat positions, in the whole of `x [n, c, ..]`, of the first largest of rows `[places, offsets, n, c]`.
+    fn largest_places(&mut self, rows: Id, window: &Window, x: &Shape, by_columns: bool) -> Result<Id, Problem> {
+        let (places, offsets, positions) = (window.places(), window.offsets(), x[2..].iter().product::<usize>());
+        let place = self.ir.reduce(Reduction::ArgMax, rows, vec![1], false)?;
+        // Columns first: the strides of the axes in the other order.
+        let strides = if by_columns {
+            let sizes = x[2..].iter().scan(1, |stride, &size| Some(std::mem::replace(stride, *stride * size)));
+            sizes.collect()
+        } else {
+            Shape::from(&x[2..]).strides()
+        };
+        self.reserve(places.saturating_mul(offsets))?;
+        let table = window.walk(|at| {
+            // Padding is never the largest, unless all is.
+            let flat = at.iter().zip(&strides).map(|(&at, &stride)| at.max(0) as f64 * stride as f64);
+            flat.sum::<f64>().min(positions as f64 - 1.0)
+        });
+        let table = self.ir.known(Constant::dense([places * offsets, 1].into(), table, false), Element::I64);
+        let starts = (0..places).map(|place| (place * offsets) as f64).collect();
+        let starts = self.ir.known(Constant::dense([places, 1, 1].into(), starts, false), Element::I64);
+        let index = self.ir.binary(BinaryOp::Add, place, starts)?;
+        let found = self.ir.push(Kind::Gather, &[table, index])?;
+        let found = self.ir.reshape(found, vec![places, x[0], x[1]])?;
+        let images = (0..x[0] * x[1]).map(|image| (image * positions) as f64).collect();
+        let images = self.ir.known(Constant::dense([1, x[0], x[1]].into(), images, false), Element::I64);
+        let found = self.ir.binary(BinaryOp::Add, found, images)?;
+        let first = self.ir.push(Kind::Transpose(vec![1, 2, 0]), &[found])?;
+        Ok(self.ir.reshape(first, [&x[..2], &window.to[..]].concat())?)
     }
 
     /// How many elements each place of an average counts.

@@ -263,3 +263,94 @@ fn bits_are_shifted_and_turned() {
     let error = import(&writer.finish(), &Options::default()).unwrap_err().to_string();
     assert_eq!(error, "BitShift at `y`: direction of LEFT, RIGHT expected, got `UP`");
 }
+
+/// The largest of integers, and of more floats than are found one after the other.
+#[test]
+fn the_largest_of_many() {
+    for (element, size, count) in [(I64, 1, 1), (I64, 7, 3), (I32, 7, 7), (F32, 40, 17), (F32, 40, 40)] {
+        let value = |index: usize| match element {
+            F32 if index % 13 == 5 => f64::NAN,
+            F32 => f64::from(((index * 37 % 23) as f32 - 11.0) / 4.0),
+            _ => ((index as i64 * 77_777_777) % 33_554_433 - 16_777_216).min(9_000_000) as f64,
+        };
+        let x: Vec<f64> = (0..3 * size).map(value).collect();
+        for axis in [0, 1] {
+            let dims = if axis == 1 { [3, size] } else { [size, 3] };
+            for largest in [0, 1] {
+                let attributes = [("axis", Value::Int(axis)), ("largest", Value::Int(largest))];
+                let writer = Writer::default()
+                    .typed_input("x", element, &dims.map(Size::Is))
+                    .ints("k", &[count as i64])
+                    .call("TopK", &["x", "k"], &["values", "places"], &attributes)
+                    .output("values")
+                    .output("places");
+                let results = evaluated_at(writer, 17, &[("x", &x)]);
+                for line in 0..3 {
+                    let at = |place: usize, length: usize| {
+                        if axis == 1 { line * length + place } else { place * 3 + line }
+                    };
+                    let mut order: Vec<usize> = (0..size).collect();
+                    let key = |place: usize| match x[at(place, size)] {
+                        value if value.is_nan() => f64::INFINITY,
+                        value => {
+                            if largest == 1 {
+                                value
+                            } else {
+                                -value
+                            }
+                        }
+                    };
+                    order.sort_by(|&a, &b| key(b).total_cmp(&key(a)));
+                    for (rank, &place) in order[..count].iter().enumerate() {
+                        let (got, value) = (results[0].1[at(rank, count)], x[at(place, size)]);
+                        assert!(got == value || (got.is_nan() && value.is_nan()), "{got}, expected {value}");
+                        assert_eq!(results[1].1[at(rank, count)], place as f64, "{element} {size} {axis} {largest}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn pools_give_the_places_of_the_largest() {
+    let (batch, channels, height, width) = (2, 3, 7, 5);
+    let x: Vec<f64> = (0..batch * channels * height * width).map(|i| f64::from((i * 37 % 29) as f32 - 14.0)).collect();
+    for by_columns in [0, 1] {
+        let attributes = [
+            ("kernel_shape", Value::Ints(&[3, 2])),
+            ("strides", Value::Ints(&[2, 1])),
+            ("dilations", Value::Ints(&[1, 2])),
+            ("pads", Value::Ints(&[1, 1, 1, 1])),
+            ("storage_order", Value::Int(by_columns)),
+        ];
+        let writer = Writer::default()
+            .input("x", &[batch, channels, height, width])
+            .call("MaxPool", &["x"], &["y", "places"], &attributes)
+            .output("y")
+            .output("places");
+        let results = evaluated_at(writer, 17, &[("x", &x)]);
+        let (rows, cols) = (4, 5);
+        assert_eq!(results[1].0, [batch, channels, rows, cols]);
+        for index in 0..batch * channels * rows * cols {
+            let (image, row, col) = (index / (rows * cols), index / cols % rows, index % cols);
+            let mut best: Option<(f64, usize)> = None;
+            for i in 0..3 {
+                for j in 0..2 {
+                    let (at_row, at_col) = (2 * row + i, col + 2 * j);
+                    if !(1..=height).contains(&at_row) || !(1..=width).contains(&at_col) {
+                        continue;
+                    }
+                    let (at_row, at_col) = (at_row - 1, at_col - 1);
+                    let value = x[image * height * width + at_row * width + at_col];
+                    let place = if by_columns == 1 { at_col * height + at_row } else { at_row * width + at_col };
+                    if best.is_none_or(|(most, _)| value > most) {
+                        best = Some((value, image * height * width + place));
+                    }
+                }
+            }
+            let (value, place) = best.unwrap();
+            assert_eq!((results[0].1[index], results[1].1[index]), (value, place as f64));
+        }
+    }
+}
