@@ -79,7 +79,7 @@ pub(crate) fn translate(file: &[u8], options: &Options) -> Result<Translated, On
     // A model of other operators alone states no default set.
     let opset = default_opset(&model.opsets).unwrap_or(if model.opsets.is_empty() { 0 } else { NEWEST });
     // Before 7, operands were broadcast by attributes.
-    if opset < 7 {
+    if opset < 7 && !graph.nodes.iter().all(|node| UNCHANGED.contains(&node.op)) {
         return Err(OnnxError::Opset { got: opset });
     }
     let mut first: Option<(OnnxError, Translator)> = None;
@@ -97,6 +97,28 @@ pub(crate) fn translate(file: &[u8], options: &Options) -> Result<Translated, On
     }
     Err(first.map_or(OnnxError::NoGraph, |(error, _)| error))
 }
+
+/// Operators that mean in every set what they mean now; their attributes that no longer exist are refused as such.
+const UNCHANGED: [&str; 18] = [
+    "Abs",
+    "Ceil",
+    "Constant",
+    "Conv",
+    "Exp",
+    "Floor",
+    "GlobalAveragePool",
+    "GlobalMaxPool",
+    "Identity",
+    "Log",
+    "MatMul",
+    "Neg",
+    "Not",
+    "Reciprocal",
+    "Relu",
+    "Sigmoid",
+    "Sqrt",
+    "Tanh",
+];
 
 /// The version of the default operator set that this knows.
 const NEWEST: i64 = 27;

@@ -149,7 +149,9 @@ impl<'m> Sizes<'m> {
                 self.assumed[*name]
             }
             Dim::Size(_) | Dim::Unknown => {
-                self.assume(&place, "", axis, rank);
+                // States of recurrent layers are `[layers, batch, features]`.
+                let name = if axis == 1 && rank == 3 && is_state(input) { "batch" } else { "" };
+                self.assume(&place, name, axis, rank);
                 self.assumed[&place]
             }
         }
@@ -290,6 +292,12 @@ fn named(name: &str) -> Option<Role> {
     } else {
         None
     }
+}
+
+/// Whether an input's name says that it is the state of a recurrent layer.
+fn is_state(input: &str) -> bool {
+    let name = input.to_ascii_lowercase();
+    name.contains("state") || name.contains("hidden") || matches!(name.as_str(), "h" | "c" | "h0" | "c0" | "hn" | "cn")
 }
 
 /// What an axis counts as a rule: images are `[batch, channels, height, width]`, all else `[batch, sequence, ..]`.

@@ -126,6 +126,17 @@ fn processor_time() -> Duration {
     used.map_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap(), Duration::from_nanos)
 }
 
+/// The open axis of a state counts sequences, not their steps.
+#[test]
+fn states_of_recurrent_layers_have_a_batch() {
+    let dims = [Size::Is(2), Size::Open, Size::Is(8)];
+    let writer = |name: &str| Writer::default().typed_input(name, F32, &dims).node("Neg", &[name], "y").output("y");
+    for (name, size) in [("state", 1), ("prev_hidden", 1), ("c0", 1), ("x", 128), ("chroma", 128)] {
+        let imported = import(&writer(name).finish(), &Options::default()).unwrap();
+        assert!(imported.graph.to_string().contains(&format!("{name} = input f32[2,{size},8]")), "{}", imported.graph);
+    }
+}
+
 #[test]
 fn sizes_have_to_be_known() {
     let writer = || {
@@ -366,8 +377,15 @@ fn control_flow_and_unknown_types_are_not_supported() {
 
 #[test]
 fn an_old_opset_is_refused() {
-    let file = Writer::default().input("x", &[2]).node("Neg", &["x"], "y").output("y").finish_at(6);
+    let file = Writer::default().input("x", &[2]).node("Add", &["x", "x"], "y").output("y").finish_at(6);
     assert_eq!(refusal(&file), OnnxError::Opset { got: 6 });
+    // Unless its operators never changed.
+    let file = |attributes: &[(&str, Value)]| {
+        Writer::default().input("x", &[2]).call("Neg", &["x"], &["y"], attributes).output("y").finish_at(1)
+    };
+    assert!(import(&file(&[]), &Options::default()).is_ok());
+    let error = refusal(&file(&[("consumed_inputs", Value::Ints(&[0]))])).to_string();
+    assert_eq!(error, "Neg at `y`: attributes of the operator set's schema expected, got `consumed_inputs`");
 }
 
 #[test]
