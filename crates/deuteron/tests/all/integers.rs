@@ -2,8 +2,14 @@
 
 use std::path::Path;
 
+use deuteron::cuda::{self, Arch, Search};
 use deuteron::emulate::{Choice, Toolchain, emulate};
-use deuteron::{Dtype, Engine, Graph, Isa, Strategy, Tensor};
+use deuteron::{Dtype, Engine, Graph, Isa, Machine, Strategy, Target, Tensor, plan};
+use deuteron_codegen::Source;
+use deuteron_codegen::cuda::CudaTarget;
+use deuteron_device::cuda::nvrtc::Request;
+use deuteron_kernels::{Backend, CudaCatalog, render};
+use deuteron_testkit::hardware;
 
 use crate::support::{assert_holds, cpu, expected, gpu, outputs, ran};
 
@@ -94,6 +100,10 @@ fn floats_become_the_nearest_integers() {
     }
 }
 
+/// All of the arithmetic, with one number per row.
+const ARITHMETIC: &str = "a = input i32[5,37] ; b = input i32[5,37] ; r = input i32[5,1] ; x = input f32[5,37] ; s = add a b ; d = sub s r
+p = mul d a ; m = max p b ; l = min m r ; e = mul x 10.0 ; i = cast e i32 ; y = add l i ; f = cast y f32 ; out y ; out f";
+
 /// Integers among floats: indices that are computed, integers after a matmul, after a norm and in sums over rows.
 const MIXED: [&str; 4] = [
     "x = input f32[33,24] ; t = input i32[9,3] ; s = row_absmax x ; q = sigmoid s ; p = mul q 8.0 ; i = cast p i32
@@ -127,15 +137,39 @@ fn integers_among_floats() {
     }
 }
 
+/// The real compiler takes the text that the emulator runs.
+#[test]
+fn kernels_of_a_gpu_compile() {
+    let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
+    let compiler = match cuda::compiler(&search) {
+        Ok(compiler) => compiler,
+        Err(error) => {
+            println!("skipped: kernels are not compiled: {error}");
+            return;
+        }
+    };
+    let machine = Machine::profile("h200").unwrap();
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    for graph in [ARITHMETIC, MIXED[0], MIXED[2], MIXED[3]].map(|text| text.parse::<Graph>().unwrap()) {
+        let plan =
+            plan(&graph, Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) }, Strategy::Fused, &[]);
+        let plan = plan.unwrap();
+        for group in &plan.groups {
+            let kernel = render(group.draft(&graph, &plan.placement), &Backend::Cuda(target.clone())).unwrap();
+            let Source::Cuda(source) = &kernel.source else { continue };
+            let request = Request { name: &source.name, text: &source.text, arch: target.arch.name(), options: &[] };
+            compiler.compile(&request).unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+}
+
 #[test]
 fn kernels_of_a_gpu_compute_with_integers() {
     let Ok(toolchain) = Toolchain::find(&std::env::var("CXX").unwrap_or_else(|_| "c++".into())) else {
         println!("skipped: no C++ compiler");
         return;
     };
-    let text = "a = input i32[5,37] ; b = input i32[5,37] ; r = input i32[5,1] ; x = input f32[5,37] ; s = add a b ; d = sub s r
-p = mul d a ; m = max p b ; l = min m r ; e = mul x 10.0 ; i = cast e i32 ; y = add l i ; f = cast y f32 ; out y ; out f";
-    for (index, text) in [text, MIXED[0]].into_iter().enumerate() {
+    for (index, text) in [ARITHMETIC, MIXED[0]].into_iter().enumerate() {
         let graph: Graph = text.parse().unwrap();
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("integers{index}"));
         let emulation = emulate(&toolchain, &folder, &graph, Strategy::Fused, &Choice::default(), 1).unwrap();
