@@ -8,7 +8,7 @@
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
-# h200-row-ladder.csv, h200-attention-ladder.csv, h200-launch-ladder.csv, h200-attention-peers.csv, h200-heads.csv, h200-matmul.csv, h200-matmul-ladder.csv, h200-matmul-few-rows.csv, h200-ffn.csv, h200-experts.csv, h200-layers.csv,
+# h200-row-ladder.csv, h200-attention-ladder.csv, h200-launch-ladder.csv, h200-attention-peers.csv, h200-heads.csv, h200-matmul.csv, h200-matmul-choice.csv, h200-matmul-ladder.csv, h200-matmul-few-rows.csv, h200-ffn.csv, h200-experts.csv, h200-layers.csv,
 # h200-launches-peers.csv, h200-launches-ncu.csv, h200-crossover.csv, h200-python-peers.csv, h200-conformance.csv, h200-clocks.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
 # minute more since, and `attention` 102 s.
@@ -30,6 +30,7 @@ gpt2         150      30
 attention    150      24
 heads        120      30
 matmul       220      66
+choice       240      66
 experts      300      16
 layers       240      30
 launches     280      60
@@ -287,6 +288,11 @@ part_matmul() {
     run python3 "$here/peers_matmul_gpu.py" --binary "$deuteron" --commit "$commit"
 }
 
+# Matmuls of random sizes: what plans take beside the fastest variant.
+part_choice() {
+    run python3 "$here/matmul_choice.py" --binary "$deuteron" --commit "$commit" --seed "$(date +%j)" --cases 50
+}
+
 # Every variant of matmuls of few rows, and the feed-forward op from one row on: where kernels and the library change places.
 few_rows() {
     "$deuteron" bench matmul --rows 2,4,8,16,64,128,256 --weights 3072x768,768x2304 --dtype bf16 --device cuda --json |
@@ -481,6 +487,8 @@ together=0
 [ "${1:-}" = --together ] && { together=1; shift; }
 names=$(awk 'NF { print $1 }' <<<"$PARTS")
 [ $together = 1 ] && [ $# -eq 0 ] && { echo "--together wants the parts' names; there are:" $names >&2; exit 2; }
+# It starts a process for each of its longest tests: beside those of other parts there are more contexts than the GPU has memory for.
+[ $together = 1 ] && [[ " $* " == *" test "* ]] && { echo "--together expected parts that share the GPU, got \`test\`, which needs it alone: run it in a call of its own" >&2; exit 2; }
 for part in "$@"; do
     grep -qx -- "$part" <<<"$names" || { echo "no part '$part'; there are:" $names >&2; exit 2; }
 done

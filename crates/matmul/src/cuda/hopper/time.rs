@@ -61,14 +61,14 @@ pub(crate) fn library_us(shape: &MatmulShape, epilogue: LibraryEpilogue) -> f64 
         let blocks = (shape.m.div_ceil(rows) * shape.n.div_ceil(columns) * shape.batches()) as f64;
         let (busy, area) = ((blocks / PROCESSORS).min(1.0), (rows * columns) as f64 / 128.0);
         let lines = rows as f64 * crossed(shape.a) + columns as f64 / 2.0 * crossed(shape.b);
-        let stage = joined([area * (0.00121 + 0.00136 * busy), lines * (0.00032 + 0.00061 * busy), 0.088]);
-        (blocks / PROCESSORS).ceil() * (steps * stage + 0.0046 * area)
+        let stage = joined([area * (0.00121 + 0.00135 * busy), lines * (0.00049 + 0.00039 * busy), 0.1]);
+        (blocks / PROCESSORS).ceil() * (steps * stage + 0.0044 * area)
     };
     let best = LIBRARY_TILES.into_iter().map(tile).fold(f64::INFINITY, f64::min);
-    let residual = if epilogue.has_residual() { 0.17 + 0.169 * megabytes(shape) } else { 0.0 };
-    let gelu = if epilogue.has_gelu() { 0.056 } else { 0.0 };
-    let follows = if epilogue == LibraryEpilogue::None { 0.0 } else { 0.147 };
-    let us = 3.36 + best + residual + (0.092 + gelu + follows) * megabytes(shape);
+    let residual = if epilogue.has_residual() { 0.24 + 0.169 * megabytes(shape) } else { 0.0 };
+    let gelu = if epilogue.has_gelu() { 0.068 } else { 0.0 };
+    let follows = if epilogue == LibraryEpilogue::None { 0.0 } else { 0.153 };
+    let us = 3.24 + best + residual + (0.084 + gelu + follows) * megabytes(shape);
     // Asked for sums in one order, it does not share K among blocks, and has only slow algorithms for few rows and columns and a long K: 74 to
     // 76 us for 16 to 128 rows of 3072 -> 768, 197 for 144 of 7064 -> 376.
     let is_slow = shape.m <= FEW_ROWS && shape.n < FEW_COLUMNS && shape.k > LONG && shape.batches() == 1;
@@ -117,7 +117,7 @@ fn crossed((row, column): (usize, usize)) -> f64 {
 }
 
 /// Time of a launch that is cut so; rows of a result are shared by a cluster of so many blocks. Fitted to 1,250 variants of matmuls of random
-/// sizes and of GPT-2: off by 5 % in the median and 13 % at the 90th percentile. What is taken by it and by the library's takes 1 % more time
+/// sizes and of GPT-2: off by 5 % in the median and 12 % at the 90th percentile. What is taken by it and by the library's takes 1 % more time
 /// than the fastest of all, on average.
 pub(super) fn tile_us(
     tile: &HopperTile,
@@ -140,29 +140,29 @@ pub(super) fn tile_us(
     let us = match sharing {
         Sharing::Turns if following.whole_rows => {
             let finish = 1.0 + 0.064 * area;
-            3.1 + waves * multiplied.max((multiplied + finish) / 2.0) + finish / 2.0
+            2.9 + waves * multiplied.max((multiplied + finish) / 2.0) + finish / 2.0
         }
         Sharing::Turns => {
             // What follows is hidden behind the multiplications of the other warpgroup, but for the power that it takes, unless it takes longer.
             let crossed = crossed(shape.c) - 1.0;
             let uneven = 1.0 + 0.646 * crossed;
             let finish = area * (0.0121 + 0.002 * functions + 0.0162 * operands) * uneven;
-            let hidden = multiplied * (1.0 + 0.0336 * functions);
+            let hidden = multiplied * (1.0 + 0.0306 * functions);
             // One warpgroup finishes the only tile of its block alone.
-            let alone = if waves < 2.0 { 0.0046 } else { 0.0 };
-            let last = area * (0.0109 + 0.0051 * functions + alone);
+            let alone = if waves < 2.0 { 0.0041 } else { 0.0 };
+            let last = area * (0.0126 + 0.008 * functions + alone);
             let by_rows = if by_rows { 0.00136 * waves * area } else { 0.0 };
-            let written = (0.063 + 0.162 * crossed) * megabytes(shape) + following.operands_us(shape);
-            3.1 + (waves * hidden + last + by_rows + written).max(waves * finish)
+            let written = (0.0685 + 0.0972 * crossed) * megabytes(shape) + following.operands_us(shape);
+            2.9 + (waves * hidden + last + by_rows + written).max(waves * finish)
         }
         Sharing::Rows | Sharing::Columns => {
             let staged = if by_rows { 0.001 } else { 0.003 };
-            let finish = area / split as f64 * (0.0107 + 0.0062 * functions + staged * operands);
+            let finish = area / split as f64 * (0.0104 + 0.0062 * functions + staged * operands);
             // Sums that blocks send to each other.
             let exchange = if split == 1 { 0.0 } else { 0.041 * columns as f64 };
             let whole_rows = if following.whole_rows { 1.3 + 0.007 * area } else { 0.0 };
             let each = multiplied + finish + exchange + whole_rows;
-            3.4 + waves * each + 0.9 * (waves - 1.0) + following.operands_us(shape)
+            3.36 + waves * each + 0.81 * (waves - 1.0) + following.operands_us(shape)
         }
     };
     us.max(3.0 + memory_us(shape, operands))
@@ -175,8 +175,10 @@ fn stage_us(tile: &HopperTile, shape: &MatmulShape, busy: f64) -> f64 {
     // Rows of B come in pieces of 64 columns.
     let wide = if shape.b.1 == 1 { columns.next_multiple_of(64) } else { columns };
     let lines = rows as f64 * crossed(shape.a) + wide as f64 / sharers as f64 * crossed(shape.b);
-    let multiplied = (rows * columns) as f64 / 128.0 * (0.00098 + 0.00162 * busy);
-    joined([multiplied, lines * (0.00047 + 0.00079 * busy), 0.0])
+    let multiplied = (rows * columns) as f64 / 128.0 * (0.00097 + 0.00162 * busy);
+    // Those that share a stage wait for each other.
+    let wait = if sharers > 1 { 0.034 } else { 0.0 };
+    joined([multiplied, lines * (0.00047 + 0.00079 * busy), 0.0]) + wait
 }
 
 /// Time of what must come from memory and go there, in bytes of two each.
