@@ -7,7 +7,51 @@ use super::{Call, Problem, Translator};
 use crate::constant::Constant;
 use crate::ir::{Id, Kind};
 
+/// Rows of a matrix whose determinant is written out.
+const MOST_ROWS: usize = 4;
+
 impl<'a> Translator<'a, '_> {
+    /// Determinants of small matrices, by their first rows.
+    pub(super) fn determinant(&mut self, call: &Call<'a, '_>) -> Result<Id, Problem> {
+        let x = call.input(0)?;
+        let shape = self.ir.shape(x).clone();
+        let Some(&[rows, cols]) = shape.last_chunk::<2>().filter(|[rows, cols]| rows == cols && *rows > 0) else {
+            return Err(Problem::Refused(format!("square matrices expected, got {shape}")));
+        };
+        if rows > MOST_ROWS {
+            return Err(Problem::Opaque(format!("determinants of {rows} rows are not written out")));
+        }
+        let rank = shape.rank();
+        let mut elements = Vec::with_capacity(rows * cols);
+        for row in 0..rows {
+            let line = self.ir.push(Kind::Slice { axis: rank - 2, start: row, length: 1 }, &[x])?;
+            for col in 0..cols {
+                let element = self.ir.push(Kind::Slice { axis: rank - 1, start: col, length: 1 }, &[line])?;
+                elements.push(self.ir.reshape(element, shape[..rank - 2].to_vec())?);
+            }
+        }
+        self.expanded(&elements, rows)
+    }
+
+    /// The determinant of elements in rows.
+    fn expanded(&mut self, elements: &[Id], rows: usize) -> Result<Id, Problem> {
+        if rows == 1 {
+            return Ok(elements[0]);
+        }
+        let mut sum: Option<Id> = None;
+        for col in 0..rows {
+            let rest = (rows..rows * rows).filter(|at| at % rows != col).map(|at| elements[at]).collect::<Vec<Id>>();
+            let minor = self.expanded(&rest, rows - 1)?;
+            let term = self.ir.binary(BinaryOp::Mul, elements[col], minor)?;
+            sum = Some(match sum {
+                None => term,
+                Some(sum) if col % 2 == 1 => self.ir.binary(BinaryOp::Sub, sum, term)?,
+                Some(sum) => self.ir.binary(BinaryOp::Add, sum, term)?,
+            });
+        }
+        sum.ok_or_else(|| Problem::Refused("a matrix that is not empty expected".to_string()))
+    }
+
     pub(super) fn contraction(&mut self, call: &Call<'a, '_>) -> Results {
         match call.node.op {
             "MatMul" | "FusedMatMul" => Ok(vec![self.matmul(call)?]),

@@ -14,6 +14,8 @@ impl<'a> Translator<'a, '_> {
         match call.node.domain {
             "" | "ai.onnx" | "com.microsoft" | "ai.onnx.contrib" => {}
             "ai.onnx.preview" if call.node.op == "FlexAttention" => return self.flex_attention(call),
+            "ai.onnx.ml" if call.node.op == "Binarizer" => return self.binarized(call),
+            "ai.onnx.ml" if call.node.op == "ArrayFeatureExtractor" => return self.features(call),
             "ai.onnx.preview.training" if matches!(call.node.op, "Adam" | "Adagrad" | "Momentum") => {
                 return self.optimizer(call);
             }
@@ -109,6 +111,7 @@ impl<'a> Translator<'a, '_> {
             "TfIdfVectorizer" => self.vectorize(call),
             "OptionalHasElement" => self.optional_has_element(call),
             "OptionalGetElement" => Ok(vec![call.input(0)?]),
+            "Det" => Ok(vec![self.determinant(call)?]),
             "Einsum" => self.einsum(call),
             "MatMulInteger" => self.integer_matmul(call),
             "QLinearMatMul" => Ok(vec![self.quantized_matmul(call)?]),
@@ -217,6 +220,13 @@ impl<'a> Translator<'a, '_> {
             (false, false) => self.ir.known(Constant::filled(self.ir.shape(x).clone(), 0.0), Element::Bool),
         };
         Ok(vec![result])
+    }
+
+    /// 1 above a threshold, else 0.
+    fn binarized(&mut self, call: &Call) -> Results {
+        let x = call.input(0)?;
+        let is_above = self.ir.compare_number(CompareOp::Gt, x, call.float("threshold", 0.0))?;
+        Ok(vec![self.ir.cast(is_above, self.ir.element(x))?])
     }
 
     /// A tensor is an optional that has an element.

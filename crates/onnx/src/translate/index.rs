@@ -115,6 +115,19 @@ impl<'a> Translator<'a, '_> {
         Ok(self.ir.push(Kind::Transpose(permutation), &[result])?)
     }
 
+    /// Columns by their numbers.
+    pub(super) fn features(&mut self, call: &Call) -> Results {
+        let (x, columns) = (call.input(0)?, call.input(1)?);
+        let (shape, count) = (self.ir.shape(x).clone(), self.ir.shape(columns).elements());
+        if shape.rank() != 2 {
+            return Err(Problem::Refused(format!("rows [n, c] expected, got {shape}")));
+        }
+        let picks = self.ir.reshape(columns, vec![count])?;
+        let turned = self.ir.swap_last(x)?;
+        let picked = self.ir.push(Kind::Gather, &[turned, picks])?;
+        Ok(vec![self.ir.swap_last(picked)?])
+    }
+
     /// Rows of a table by indices of which some count from the end.
     fn compared_rows(&mut self, table: Id, indices: Id) -> Result<Id, Problem> {
         let (size, cols) = (self.ir.shape(table)[0], self.ir.shape(table)[1]);

@@ -451,3 +451,37 @@ fn grids_that_do_not_fit() {
     let said = grid(&[2, 2, 3], &[2, 1, 5, 1]);
     assert!(said.starts_with("AffineGrid at `y`: a single place has no corners to align"), "{said}");
 }
+
+#[test]
+fn determinants_of_small_matrices() {
+    for size in 1..=5 {
+        let data = numbers(2 * size * size);
+        let writer = Writer::default().input("x", &[2, size, size]).node("Det", &["x"], "y").output("y");
+        if size == 5 {
+            let said = refusal(writer);
+            assert!(said.contains("determinants of 5 rows are not written out"), "{said}");
+            continue;
+        }
+        // By elimination.
+        let expected: Vec<f64> = data
+            .chunks(size * size)
+            .map(|matrix| {
+                let mut rows: Vec<Vec<f64>> = matrix.chunks(size).map(<[f64]>::to_vec).collect();
+                let mut product = 1.0;
+                for col in 0..size {
+                    let pivot = (col..size).max_by(|&a, &b| rows[a][col].abs().total_cmp(&rows[b][col].abs())).unwrap();
+                    product *= if pivot == col { rows[pivot][col] } else { -rows[pivot][col] };
+                    rows.swap(pivot, col);
+                    for row in col + 1..size {
+                        let factor = rows[row][col] / rows[col][col];
+                        (0..size).for_each(|at| rows[row][at] -= factor * rows[col][at]);
+                    }
+                }
+                product
+            })
+            .collect();
+        near(&evaluated(writer, &[("x", &data)])[0].1, &expected);
+    }
+    let said = refusal(Writer::default().input("x", &[2, 3]).node("Det", &["x"], "y").output("y"));
+    assert_eq!(said, "Det at `y`: square matrices expected, got [2,3]");
+}
