@@ -77,10 +77,8 @@ impl Step {
         match self {
             Step::Plain(written) | Step::Matrix(written) => written.kernel(&matmul),
             Step::Mma => Some(MmaKernel::of(group, target)?.kernel(target)),
-            Step::OneTile => {
-                on_warpgroups(group, target, |tile| tile.sharing == Sharing::Rows && tile.split == 1 && !tile.by_rows)
-            }
-            Step::Turns => on_warpgroups(group, target, |tile| tile.sharing == Sharing::Turns),
+            Step::OneTile => on_warpgroups(group, target, |tile| tile.sharing == Sharing::Rows && is_plain(tile)),
+            Step::Turns => on_warpgroups(group, target, |tile| tile.sharing == Sharing::Turns && is_plain(tile)),
         }
     }
 
@@ -91,6 +89,11 @@ impl Step {
             Step::Mma | Step::OneTile | Step::Turns => &[],
         }
     }
+}
+
+/// Whether each block works alone, and what follows passes through shared memory.
+fn is_plain(tile: &HopperTile) -> bool {
+    tile.split == 1 && tile.sharers == 1 && !tile.by_rows
 }
 
 /// The warpgroup kernel with the shortest predicted time among the allowed tilings. Operands that tensor maps do not support are
