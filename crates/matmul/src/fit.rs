@@ -35,19 +35,22 @@ pub fn fit<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
 
 /// The same with row work over at most this many rows.
 pub fn fit_few<'a>(draft: &Draft<'a>, rows: usize) -> Option<MatmulFit<'a>> {
-    fit_with(draft, rows, can_be_epilogue)
+    fit_with(draft, rows, is_elementwise_epilogue)
 }
 
 /// The same with any row work on the sums, and before matmuls of any number of rows.
 pub fn fit_with_rows<'a>(draft: &Draft<'a>) -> Option<MatmulFit<'a>> {
-    fit_with(draft, usize::MAX, can_be_row_epilogue)
+    fit_with(draft, usize::MAX, is_row_epilogue)
 }
 
+/// Whether a node may follow matmuls.
+pub(super) type Follows = fn(&Draft, &[NodeId], &[NodeId], NodeId) -> bool;
+
 /// With a prologue over at most this many rows, and what may follow.
-fn fit_with<'a>(draft: &Draft<'a>, rows: usize, follows: fn(&Draft, &MatmulFit) -> bool) -> Option<MatmulFit<'a>> {
+fn fit_with<'a>(draft: &Draft<'a>, rows: usize, follows: Follows) -> Option<MatmulFit<'a>> {
     let Chain { prologue, links, epilogue } = draft.structure.chain()?;
     let fit = match links.as_slice() {
-        [Link::Routed { node, gather }] => return routed::fit(draft, node, *gather, epilogue),
+        [Link::Routed { node, gather }] => return routed::fit(draft, node, *gather, epilogue, follows),
         [Link::Matmul { nodes }] => {
             let (shape, operands) = lower_matmul_shape(draft.graph, draft.placement, *nodes.first()?);
             let (prologue, epilogue) = (prologue.nodes.as_slice(), epilogue.nodes.as_slice());
@@ -61,7 +64,7 @@ fn fit_with<'a>(draft: &Draft<'a>, rows: usize, follows: fn(&Draft, &MatmulFit) 
     }
     let fits = can_be_together(draft, &fit, &epilogue.crossing)
         && (fit.prologue.is_empty() || can_be_prologue(draft, &fit, rows))
-        && follows(draft, &fit);
+        && fit.epilogue.iter().all(|&id| follows(draft, fit.matmuls, fit.epilogue, id));
     fits.then_some(fit)
 }
 
@@ -103,24 +106,22 @@ fn can_be_prologue(draft: &Draft, fit: &MatmulFit, rows: usize) -> bool {
 }
 
 /// Elementwise work on the sums, which it reads in order.
-fn can_be_epilogue(draft: &Draft, fit: &MatmulFit) -> bool {
-    let follows = |&id: &NodeId| is_elementwise(&draft.graph.node(id).op) && is_in_order(draft, fit.matmuls, id);
-    fit.epilogue.iter().all(follows)
+fn is_elementwise_epilogue(draft: &Draft, matmuls: &[NodeId], _: &[NodeId], id: NodeId) -> bool {
+    is_elementwise(&draft.graph.node(id).op) && is_in_order(draft, matmuls, id)
 }
 
 /// Row work on the sums, which it reads in order, and sums over rows.
-fn can_be_row_epilogue(draft: &Draft, fit: &MatmulFit) -> bool {
-    let shape: &Shape = &draft.graph.node(fit.matmuls[0]).shape;
-    let follows = |&id: &NodeId| {
-        let node = draft.graph.node(id);
-        let number = node_space(draft.graph, id).cols == 1 && node.shape.elements() == shape.rows();
-        let reduces = matches!(node.op, Op::RowReduce(_)) && reads_in_order(draft, fit.matmuls, id);
-        let whole = node_space(draft.graph, id) == Space { rows: shape.rows(), cols: shape.cols() };
-        let sums = node.op == Op::ColumnSum && whole && reads_in_order(draft, fit.matmuls, id);
-        let stores_sum = finished_sum(draft.graph, fit.epilogue, id).is_some();
-        reduces || sums || stores_sum || (is_elementwise(&node.op) && (number || is_in_order(draft, fit.matmuls, id)))
-    };
-    shape.cols() > 1 && fit.epilogue.iter().all(follows)
+fn is_row_epilogue(draft: &Draft, matmuls: &[NodeId], epilogue: &[NodeId], id: NodeId) -> bool {
+    let shape: &Shape = &draft.graph.node(matmuls[0]).shape;
+    let node = draft.graph.node(id);
+    let number = node_space(draft.graph, id).cols == 1 && node.shape.elements() == shape.rows();
+    let reduces = matches!(node.op, Op::RowReduce(_)) && reads_in_order(draft, matmuls, id);
+    let whole = node_space(draft.graph, id) == Space { rows: shape.rows(), cols: shape.cols() };
+    let sums = node.op == Op::ColumnSum && whole && reads_in_order(draft, matmuls, id);
+    let stores_sum = finished_sum(draft.graph, epilogue, id).is_some();
+    let follows =
+        reduces || sums || stores_sum || (is_elementwise(&node.op) && (number || is_in_order(draft, matmuls, id)));
+    shape.cols() > 1 && follows
 }
 
 /// Whether a node has an element for each sum, and reads the sums in order.

@@ -8,7 +8,7 @@ use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_graph::{Dtype, NodeId, Op};
 use deuteron_plan::{Draft, Placed, Side};
 
-use super::fit::{MatmulFit, is_elementwise, is_in_order};
+use super::fit::{Follows, MatmulFit, is_in_order};
 
 /// How the rows of the left operand lie: that of row `r` of the result is `r / choices * stride + r % choices * own` elements on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,17 +37,23 @@ impl LeftRows {
     }
 }
 
-/// Rows times picked matrices, if the kernel does this: rows and matrices of one type that lie in order, and after them elementwise
-/// work, and rows of tables that the same indices pick.
-pub(super) fn fit<'a>(draft: &Draft, matmul: &'a NodeId, picked: NodeId, epilogue: &'a Side) -> Option<MatmulFit<'a>> {
+/// Rows times picked matrices, if the kernel does this: rows and matrices of one type that lie in order, and after them what may follow, and
+/// rows of tables that the same indices pick.
+pub(super) fn fit<'a>(
+    draft: &Draft,
+    matmul: &'a NodeId,
+    picked: NodeId,
+    epilogue: &'a Side,
+    follows: Follows,
+) -> Option<MatmulFit<'a>> {
     let matmuls = std::slice::from_ref(matmul);
-    fits(draft, matmuls, picked, &epilogue.nodes).then(|| {
+    fits(draft, matmuls, picked, &epilogue.nodes, follows).then(|| {
         let (shape, operands) = shape(draft, *matmul, picked);
         MatmulFit { matmuls, gather: Some(picked), prologue: &[], epilogue: &epilogue.nodes, shape, operands }
     })
 }
 
-fn fits(draft: &Draft, matmuls: &[NodeId], picked: NodeId, epilogue: &[NodeId]) -> bool {
+fn fits(draft: &Draft, matmuls: &[NodeId], picked: NodeId, epilogue: &[NodeId], follows: Follows) -> bool {
     let &[matmul] = matmuls else { return false };
     let graph = draft.graph;
     let (node, gather) = (graph.node(matmul), graph.node(picked));
@@ -68,7 +74,10 @@ fn fits(draft: &Draft, matmuls: &[NodeId], picked: NodeId, epilogue: &[NodeId]) 
         let same = matches!(other.op, Op::Gather) && place(other.inputs[1]) == Some(indices);
         same && graph.node(other.inputs[0]).shape[0] == table.layout.shape[0]
     };
-    let follows = |&id: &NodeId| (is_elementwise(&graph.node(id).op) || picks(id)) && is_in_order(draft, matmuls, id);
+    let follows = |&id: &NodeId| match picks(id) {
+        true => is_in_order(draft, matmuls, id),
+        false => graph.node(id).op != Op::ColumnSum && follows(draft, matmuls, epilogue, id),
+    };
     let dtypes = [node.inputs[0], node.inputs[1], matmul].map(|id| graph.node(id).dtype);
     has_kernels(dtypes) && by_columns && lie && whole && !leaves && epilogue.iter().all(follows)
 }

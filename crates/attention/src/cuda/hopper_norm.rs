@@ -226,7 +226,7 @@ impl RowExchange {
         if self.projection.is_some() { "attention_block_hopper" } else { "attention_rows_hopper" }
     }
 
-    /// In how many parts a number is handed to those who normalise.
+    /// Number of parts in which statistics are passed to the normalising warps.
     fn handoffs(&self, width: usize) -> usize {
         self.projection.map_or(1, |_| self.groups.queries() / width)
     }

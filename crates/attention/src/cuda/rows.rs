@@ -4,15 +4,15 @@
 //! `o = attention(q, k, v)`, heads side by side in rows, then any row work on them: `s = o + r`, `y = norm(s) * w + b`.
 //!
 //! - How: the kernel of attention stores `o` in the workspace, in attention's dtype. Blocks of heads that share rows follow each other
-//!   and count in a word of their own; the one that counts last does the work on the rows of their tile of queries, with all of its
-//!   threads. No block waits for another, so that nothing is asked of how many run at once: every GPU from `sm_75` on takes it.
+//!   and count in a word of their own; the block that increments it last processes the rows of their tile of queries, with all of its
+//!   threads. No block waits for another, so the kernel is correct for any number of resident blocks, on every GPU from `sm_75` on.
 //! - Counters wrap to 0 by themselves. They are kept from run to run, and no run has to clear them.
 //! - Numbers: `o` is rounded to its dtype, as if it were stored for another kernel, and has the bits of [`ForwardVariant::Plain`] or
 //!   [`ForwardVariant::Tensor`]; so `s` has the bits that separate kernels give, where attention alone goes the same way (which it does not where
 //!   that is [`ForwardVariant::Hopper`]). Sums along a row are of `f32` in an order that the launch shape decides, not who came last: the same
 //!   bits on every run, but not those of the separate row kernel, which is spread over other threads.
 //! - Traffic: that of both kernels, with `o` written to and read from the L2 while it is there.
-//! - Cost beyond that: one block does the rows of a whole tile while its multiprocessor has little else to do, [`WAITS`].
+//! - Cost beyond that: one block processes the rows of a whole tile while its multiprocessor is otherwise nearly idle, [`WAITS`].
 //! - Limits: more than eight queries (fewer are decoded, by blocks that have no rows of their own); what follows is row work without
 //!   indices and without sums over rows; queries that follow each other are rows that do ([`AttentionKernel::joined`]).
 

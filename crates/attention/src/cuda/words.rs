@@ -48,7 +48,7 @@ pub(super) fn is_aligned(kernel: &AttentionKernel, shape: &AttentionShape, args:
     whole(kernel.dtype) && whole(kernel.kv) && rows.iter().all(start)
 }
 
-/// Whether every row of an operand starts at a multiple of so many bytes; so it is for an operand that there is not.
+/// Whether every row of an operand starts at a multiple of so many bytes; true for an operand that is absent.
 pub(super) fn rows_start_at(
     kernel: &AttentionKernel,
     shape: &AttentionShape,

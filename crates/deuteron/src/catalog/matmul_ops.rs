@@ -114,7 +114,7 @@ entries! {
         },
     ) }.returns(|_| &["y", "s"]);
     LINEAR_CROSS_ENTROPY = matmul(
-        "linear_cross_entropy", "cross entropy of x W^T, whose logits are never all in memory", &[REDUCTION, SMOOTHING, IGNORED],
+        "linear_cross_entropy", "cross entropy of x W^T, without storing all logits", &[REDUCTION, SMOOTHING, IGNORED],
         &[X, weight("weight", |s, _| s.of([s.classes, s.cols])), data("targets", indices)],
         |s| {
             let (loss, logsumexp) = linear_cross_entropy(s.g, [s.v[0], s.v[1], s.v[2]], &s.a)?;
@@ -122,7 +122,7 @@ entries! {
         },
     ).returns(|_| &["loss"]);
     MOE = Entry { backward: Backward::None, ..matmul(
-        "moe", "act(x W[expert] + b) of rows routed to experts, or that of several per row, weighted and added",
+        "moe", "act(x W[expert] + b) of routed rows; with several experts per row, their weighted sum",
         &[OPTIONAL_ACT, WEIGHTED],
         &[
             X,
@@ -141,7 +141,7 @@ entries! {
         },
     ) };
     MOE_INT8 = Entry { backward: Backward::None, ..matmul(
-        "moe_int8", "act(x W[expert] + b) of int8 rows routed to int8 experts; int8 rows, or floats",
+        "moe_int8", "act(x W[expert] + b) of routed int8 rows, with int8 experts; returns int8 rows or floats",
         &[OPTIONAL_ACT, REQUANTIZE],
         &[
             data("x", |s, _| (Dtype::I8, Shape::from([s.rows, s.cols]))),

@@ -40,6 +40,21 @@ fn experts([m, k, n, experts]: [usize; 4]) -> String {
     )
 }
 
+/// Rows that are made bytes again, of a matmul and of experts: floats wait in registers for the largest of their row.
+fn again([m, k, n]: [usize; 3], dtype: &str) -> String {
+    format!(
+        "x = input i8[{m},{k}] ; w = weight i8[{n},{k}] ; s = input f32[{m},1] ; t = weight f32[{n}]
+         l = quantized_linear x s w t c:{dtype}[{n}] {dtype} ; g = gelu l ; q, u = quantize_int8 g ; out q u"
+    )
+}
+
+fn experts_again([m, k, n, experts]: [usize; 4], dtype: &str) -> String {
+    format!(
+        "x = input i8[{m},{k}] ; s = input f32[{m},1] ; chosen = input i32[{m}] ; w = weight i8[{experts},{n},{k}] ; t = weight f32[{experts},{n}]
+         l = expert_linear x s chosen w t c:{dtype}[{experts},{n}] {dtype} ; y = silu l ; q, u = quantize_int8 y ; out q u"
+    )
+}
+
 fn source(kernel: Kernel, target: &CudaTarget) -> CudaSource {
     let grids = kernel.launch.grids().expect("grids");
     assert!(grids.list.iter().all(|grid| grid.shared as usize <= target.arch.block_shared()));
@@ -71,10 +86,29 @@ fn matmuls_of_bytes_compile_without_spills() {
             all.push((format!("{tile}: {text}"), source(routed.clone().with_tile(tile).kernel(&target), &target)));
         }
     }
+    for dtype in ["bf16", "f32"] {
+        let text = again([1500, 784, 3072], dtype);
+        let ours = of_group(&text, &target, |group| HopperKernel::of(group, &target));
+        let text = experts_again([3000, 784, 4096, 8], dtype);
+        let routed = of_group(&text, &target, |group| RoutedKernel::of(group, &target));
+        let cuts = [ours.tiles(&target, f64::INFINITY), routed.cuts(&target)];
+        assert!(cuts.iter().all(|cuts| cuts.len() >= 3), "{cuts:?}");
+        for tile in cuts[0].iter().copied() {
+            all.push((format!("{tile}: {dtype} again"), source(ours.clone().with_tile(tile).kernel(&target), &target)));
+        }
+        for tile in cuts[1].iter().copied() {
+            let kernel = routed.clone().with_tile(tile).kernel(&target);
+            all.push((format!("{tile}: {dtype} again, of experts"), source(kernel, &target)));
+        }
+    }
     let (labels, sources): (Vec<String>, Vec<CudaSource>) = all.into_iter().unzip();
     let sources: Vec<_> = sources.into_iter().map(|source| (source, target.arch)).collect();
+    let mut spilling = Vec::new();
     for (label, cubin) in labels.iter().zip(compiled(&compiler, sources)) {
         let spills: Vec<_> = cubin.entries.iter().map(|entry| entry.spill_stores + entry.spill_loads).collect();
-        assert!(spills.iter().all(|&bytes| bytes == 0), "{label}: spills {spills:?}");
+        if spills.iter().any(|&bytes| bytes > 0) {
+            spilling.push(format!("{label}: {spills:?}"));
+        }
     }
+    assert!(spilling.is_empty(), "{}", spilling.join("\n"));
 }

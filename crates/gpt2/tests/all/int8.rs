@@ -4,8 +4,11 @@ use std::ops::ControlFlow;
 
 use crate::support::{Expected, fixture};
 use deuteron::cuda::{self, Search};
-use deuteron::{Engine, Strategy};
-use deuteron_gpt2::{Checkpoint, Config, GenerateOptions, Gpt2, Sampling, Weights};
+use deuteron::{Backend, Engine, Machine, Strategy, Target, plan, render};
+use deuteron_codegen::Source;
+use deuteron_codegen::cuda::{Arch, CudaTarget};
+use deuteron_gpt2::{Checkpoint, Config, GenerateOptions, Gpt2, Piece, Sampling, Start, Weights, next_logits};
+use deuteron_kernels::CudaCatalog;
 use deuteron_testkit::hardware;
 
 /// How far logits of two plans may be apart, as a share of a logit or of [`SMALL_LOGIT`], whichever is larger: the plans add up
@@ -135,4 +138,34 @@ fn names_of_weights_are_read_back() {
     }
     let error = "i8".parse::<Weights>().unwrap_err();
     assert_eq!(error.to_string(), "unknown weights `i8`; expected f32, f16, bf16 or int8");
+}
+
+/// Every matmul of a prompt runs on the tensor cores as bytes: ours on Hopper, and before Hopper ours or the library's.
+#[test]
+fn matmuls_of_a_prompt_are_on_tensor_cores_of_bytes() {
+    let piece = Piece { batch: 1, sequence: 1024, capacity: 1024, start: Start::Zero };
+    let graph = next_logits(&Config::SMALL, &piece, Weights::Int8).unwrap();
+    let h200 = ("h200", Arch::Sm90a, "matmul_hopper", "k32.s32.s8.s8");
+    let a100 = ("a100", Arch::Sm80, "matmul_mma", "m16n8k32.row.col.s32.s8.s8.s32");
+    for (profile, arch, entry, instruction) in [h200, a100] {
+        let machine = Machine::profile(profile).unwrap();
+        let catalog = CudaCatalog::of(arch);
+        let plan = plan(&graph, Target { machine: &machine, catalog }, Strategy::Fused, &[]).unwrap();
+        let backend = Backend::Cuda(CudaTarget::new(arch, 132));
+        let [mut ours, mut library, mut others] = [0; 3];
+        for group in plan.groups.iter().filter(|group| group.structure.is_matmul()) {
+            let kernel = render(group.draft(&graph, &plan.placement), &backend).unwrap();
+            let Source::Cuda(source) = &kernel.source else {
+                library += 1;
+                continue;
+            };
+            let launched = kernel.launch.grids().expect("grids").list.iter().any(|grid| grid.entry == entry);
+            // The kind of its operands: 1 and 2 are floats of 16 bits.
+            let of_bytes = source.text.contains("constexpr int KIND = 3;") && source.text.contains(instruction);
+            *if launched && of_bytes { &mut ours } else { &mut others } += 1;
+        }
+        // Four per layer; the head has one row, and reads the bytes of its weight once.
+        assert_eq!((ours + library, others), (12 * 4, 1), "{profile}");
+        assert!(ours > 0 && (library == 0 || arch == Arch::Sm80), "{profile}: {ours} and {library} of the library");
+    }
 }

@@ -94,7 +94,7 @@ impl Catalog for CudaCatalog {
             [Link::Matmul { nodes }] => {
                 self.arch.has_wgmma() || (nodes.len() == 1 && chain.epilogue.reach != Reach::Rows)
             }
-            [Link::Routed { .. }] => chain.epilogue.reach != Reach::Rows,
+            [Link::Routed { .. }] => self.arch.has_wgmma() || chain.epilogue.reach != Reach::Rows,
             [Link::Attention(_), Link::Matmul { .. }] => self.arch.has_wgmma() && chain.epilogue.reach == Reach::Rows,
             _ => true,
         };

@@ -30,7 +30,7 @@ pub enum Backend {
 
 /// No kernel of a target computes a group. Plans made with the target's catalogue contain no such group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("no kernel of the form `{structure}` is generated for {target}, or none that takes these operands")]
+#[error("{target} has no kernel of the form `{structure}` for these operands")]
 pub struct NoKernel {
     /// the structure of the group
     pub structure: &'static str,

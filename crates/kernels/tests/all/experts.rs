@@ -19,10 +19,12 @@ b = weight {dtype}[{experts},4096] ; g = input f32[{rows},{choices}] ; l = route
     text.parse().unwrap()
 }
 
-fn bytes(rows: usize, experts: usize) -> Graph {
+/// Results are floats, or bytes again.
+fn bytes(rows: usize, experts: usize, again: bool) -> Graph {
+    let results = if again { "q, c = quantize_int8 y ; out q c" } else { "out y" };
     let text = format!(
         "x = input i8[{rows},4096] ; s = input f32[{rows},1] ; e = input i32[{rows}] ; w = weight i8[{experts},4096,4096]
-t = weight f32[{experts},4096] ; b = weight bf16[{experts},4096] ; l = expert_linear x s e w t b bf16 ; y = gelu l ; out y"
+t = weight f32[{experts},4096] ; b = weight bf16[{experts},4096] ; l = expert_linear x s e w t b bf16 ; y = gelu l ; {results}"
     );
     text.parse().unwrap()
 }
@@ -51,14 +53,21 @@ fn a_projection_is_one_kernel_and_takes_no_memory() {
             graphs.push(floats("f16", rows, experts, 1, true));
             if arch.is_ampere() {
                 graphs.extend(["bf16", "f32"].map(|dtype| floats(dtype, rows, experts, 1, false)));
-                graphs.push(bytes(rows, experts));
+                graphs.push(bytes(rows, experts, false));
+            }
+            if arch.has_wgmma() {
+                graphs.push(bytes(rows, experts, true));
             }
             for graph in graphs {
                 for strategy in [Strategy::Greedy, Strategy::Fused] {
                     let plan = planned(&graph, arch, strategy);
-                    assert_eq!(plan.groups.len(), 1, "{arch} {rows} {experts} {strategy}\n{}", plan.explain());
+                    // To make bytes again, a launch of its own may end earlier than blocks that meet.
+                    let apart = graph.outputs().len() > 1 && strategy == Strategy::Fused;
+                    let most = if apart { 2 } else { 1 };
+                    assert!(plan.groups.len() <= most, "{arch} {rows} {experts} {strategy}\n{}", plan.explain());
                     let taken = memory(&graph, &plan, arch);
-                    assert!(taken <= MOST, "{arch} {rows} {experts} {strategy}: {taken} bytes");
+                    let most = if plan.groups.len() > 1 { 2 * 4096 * rows + MOST } else { MOST };
+                    assert!(taken <= most, "{arch} {rows} {experts} {strategy}: {taken} bytes");
                 }
                 // Plans that fuse within calls alone write down what calls hand on, and no weights.
                 let results: usize =
@@ -94,7 +103,7 @@ fn several_choices_are_two_kernels() {
 #[test]
 fn a_cpu_has_no_weights_of_rows_in_memory() {
     let machine = Machine::profile("h200").unwrap();
-    for graph in [floats("f32", 16384, 64, 1, true), floats("bf16", 16384, 8, 2, false), bytes(16384, 64)] {
+    for graph in [floats("f32", 16384, 64, 1, true), floats("bf16", 16384, 8, 2, false), bytes(16384, 64, false)] {
         let plan = plan(&graph, Target { machine: &machine, catalog: &CpuCatalog }, Strategy::Greedy, &[]).unwrap();
         assert_eq!((plan.groups.len(), plan.arena.bytes), (1, 0), "{}", plan.explain());
     }

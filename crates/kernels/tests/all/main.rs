@@ -3,6 +3,7 @@
 mod emulated;
 mod epilogues;
 mod experts;
+mod launches;
 mod limits;
 mod programs;
 mod updates;

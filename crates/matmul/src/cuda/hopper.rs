@@ -4,13 +4,14 @@
 //! |------------------------------|-------------------------------------------|------------------------------------|
 //! | more than blocks run at once | walks over tiles, two warpgroups in turn  | one block                          |
 //! | fewer                        | has one tile, which two warpgroups share  | shared by the blocks of a cluster  |
-//! | of bytes                     | walks over tiles, in turn or shared       | one block                          |
+//! | of bytes                     | persistent: tiles alternate or are shared | one block                          |
 //!
 //! - Operands come by tensor maps: their rows start at multiples of 16 bytes, and one axis is contiguous.
 //! - Traffic: a tile reads its rows of A and its columns of B once, mostly from the L2; the epilogue reads and writes each element once.
 //! - Sums are rounded to the storage type before the epilogue, as they would be if they were stored; those of bytes are exact. Where the
 //!   matmul is of f32, they are sums of f32: the matrix units, which round towards zero, add no more than a stage.
-//! - What needs whole rows works on sums in registers; a cluster of blocks has a row together.
+//! - What needs whole rows works on sums in registers; a cluster of blocks has a row together. Blocks of a matmul of bytes meet in memory, so that
+//!   a row may have more columns than a cluster.
 //! - Sums over rows are stored by each warp, and added up in one order by a second grid.
 //! - Row work may make the left operand: warps beside those that multiply do it, and store rows in the workspace.
 //! - Both operands of bytes have rows along K: there are no instructions for others.
@@ -25,12 +26,12 @@ mod time;
 
 pub(super) use self::maps::{is_fit_for_map, pad_to_maps};
 pub use self::tile::{HopperTile, Sharing, WIDTHS};
-pub(super) use self::tile::{Types, fastest_routed, fastest_walk, walk_us};
+pub(super) use self::tile::{Types, fastest_walk, walk_us};
 pub(crate) use self::time::library_us;
 
 use std::fmt::Write as _;
 
-use deuteron_codegen::body::{Body, Stage};
+use deuteron_codegen::body::{Body, Expr};
 use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Tiling, Word};
 use deuteron_codegen::cuda::row::sides::Side;
 use deuteron_codegen::cuda::row::{PRELUDE, PRELUDE_PARTS, gcd};
@@ -44,14 +45,19 @@ use deuteron_codegen::tile::{Part, text_beside};
 use deuteron_graph::{Dtype, NodeId, Op, ReduceOp};
 use deuteron_plan::{Draft, Work, primitive_work};
 
-use self::ending::{CLUSTER, MappedRows, PAIR, column_sums, draws, reduces, stores};
+use self::ending::{CLUSTER, MappedRows, PAIR, column_sums, draws, reduces, reductions, stores};
 use self::made::{MadeRows, first_rows};
 use self::tile::{TURNS, tiles};
-use self::time::{FETCHED, Following, made_beside, made_us, rows_us, tile_us, warps_us};
+use self::time::{FETCHED, Following, GATHERED, made_beside, made_us, rows_us, tile_us, warps_us};
 use super::sides;
 use crate::fit::{self, MatmulFit};
 use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch, PROLOGUE_ROWS};
 use crate::library;
+
+/// What follows sums that each warp finishes alone; numbers of rows, and blocks that tell each other of them in memory.
+const WARPS: &str = include_str!("hopper/warps.cu");
+const NUMBERS: &str = include_str!("hopper/numbers.cu");
+const MEETING: &str = include_str!("hopper/meeting.cu");
 
 /// Sums that begin with zeros.
 pub(super) const ZEROS: &str = include_str!("hopper/zeros.cu");
@@ -84,6 +90,9 @@ const STAGES: usize = 8;
 const HELD_BARRIERS: usize = 32;
 /// Bytes of shared memory that sums pass through where each warp finishes its own, as in `warps.cu`.
 const SUMS_BYTES: usize = 8 * (16 * 64 * 4 + 128);
+/// Bytes of counts of launches and of warps, as in `meeting.cu`, and what blocks that meet in memory may take of it.
+const COUNTS_BYTES: usize = 128;
+const MEETING_MEMORY: usize = 48 << 20;
 /// Registers of a thread that fetches and of one that multiplies. A block begins with 168 for each of its three warpgroups, and has no more.
 const REGISTERS: [usize; 2] = [24, 240];
 /// The same where rows of the left operand are made beside the thread that fetches.
@@ -206,6 +215,21 @@ impl HopperKernel {
         Some(kernel)
     }
 
+    /// That of rows that are routed, of which there are usually so many tiles, cut as it is predicted to be done first; none if it cannot be cut.
+    pub(super) fn routed(lowered: LoweredMatmul, row_tiles: usize, target: &CudaTarget) -> Option<HopperKernel> {
+        let LoweredMatmul { product: matmul, launch } = lowered;
+        let kernel = HopperKernel { matmul, launch, tile: TURNS, updates: Vec::new() };
+        let us = |tile: &HopperTile| kernel.clone().with_tile(*tile).routed_us(row_tiles, target);
+        let tile = kernel.possible(target).into_iter().min_by(|a, b| us(a).total_cmp(&us(b)))?;
+        Some(kernel.with_tile(tile))
+    }
+
+    /// Time of a launch of so many tiles of routed rows, roughly. They are gathered more slowly than whole tiles are fetched.
+    pub(super) fn routed_us(&self, row_tiles: usize, target: &CudaTarget) -> f64 {
+        let shape = MatmulShape { m: row_tiles * ROWS, ..self.launch.shape.clone() };
+        warps_us(&self.tile, &shape, self.types(), target.processors, GATHERED)
+    }
+
     /// All ways to cut it that are predicted to take at most so many times the time of the fastest, that one first.
     pub fn tiles(&self, target: &CudaTarget, times: f64) -> Vec<HopperTile> {
         let time = |tile: &HopperTile| self.clone().with_tile(*tile).microseconds(target);
@@ -218,14 +242,23 @@ impl HopperKernel {
 
     /// All ways to cut it that there is room for.
     fn possible(&self, target: &CudaTarget) -> Vec<HopperTile> {
-        let whole_rows = self.matmul.epilogue.as_ref().is_some_and(|epilogue| reduces(&epilogue.body));
+        let whole_rows = self.needs_whole_rows();
         let drawn = self.matmul.epilogue.as_ref().is_some_and(|epilogue| draws(&epilogue.body));
         let sums = self.column_sums() > 0;
         // By pairs of columns, rows of a left operand would be made slowly.
         let even = self.launch.shape.n.is_multiple_of(PAIR) && !drawn && self.matmul.prologue.is_none();
         let fits = |tile: &HopperTile| {
             let kernel = self.clone().with_tile(*tile);
-            let by_rows = !tile.by_rows || (even && kernel.has_places() && !kernel.mapped().put().is_empty());
+            let by_rows = match (tile.by_rows, kernel.is_by_warps()) {
+                (false, _) => true,
+                (true, false) => even && kernel.has_places() && !kernel.mapped().put().is_empty(),
+                (true, true) => {
+                    let meets = kernel.parts() <= target.processors && kernel.meeting_memory() <= MEETING_MEMORY;
+                    // Floats of two rows of 128 that wait take all registers, unless they are narrow.
+                    let waits = tile.sharing != Sharing::Turns || tile.columns <= 64 || kernel.rounds();
+                    even && whole_rows && tile.sharers == 1 && meets && waits
+                }
+            };
             let reduced = !whole_rows || (tile.by_rows && kernel.cluster() <= CLUSTER);
             let summed = !sums || (!tile.by_rows && tile.split == 1 && self.can_sum_columns());
             let made = self.matmul.prologue.is_none()
@@ -300,9 +333,13 @@ impl HopperKernel {
 
     /// Time of the matmul alone with what follows, if each row is finished by one block.
     fn best_us(&self, target: &CudaTarget, following: Following) -> f64 {
-        let shape = &self.whole_shape();
-        let time = |tile: HopperTile| tile_us(&tile, shape, following, 1, target.processors);
-        tiles(shape, self.types()).map(time).fold(f64::INFINITY, f64::min)
+        let (shape, types) = (&self.whole_shape(), self.types());
+        let time = |tile: HopperTile| match self.is_by_warps() {
+            true => warps_us(&tile, shape, types, target.processors, FETCHED),
+            false => tile_us(&tile, shape, following, 1, target.processors),
+        };
+        let alone = |tile: &HopperTile| !self.is_by_warps() || !tile.by_rows;
+        tiles(shape, types).filter(alone).map(time).fold(f64::INFINITY, f64::min)
     }
 
     /// The left operand as the result of a kernel, as far as time goes.
@@ -337,7 +374,7 @@ impl HopperKernel {
     fn tile_counts(&self) -> [usize; 2] {
         let shape = &self.launch.shape;
         let rows = shape.m.div_ceil(self.tile.rows).next_multiple_of(self.tile.sharers);
-        [rows, shape.n.div_ceil(self.result_columns())]
+        [rows, self.column_tiles()]
     }
 
     fn tile_count(&self) -> usize {
@@ -371,26 +408,30 @@ impl HopperKernel {
     /// What stands around the multiplications: what sums begin with, what follows them, and what makes rows.
     fn around(&self) -> Vec<&'static str> {
         let ending: &[&str] = match (self.types().has_float_sums(), self.tile.by_rows) {
-            (true, _) => &[include_str!("hopper/warps.cu"), include_str!("hopper/float_tile.cu")],
-            (false, true) => &[include_str!("hopper/rows.cu")],
+            (true, true) => &[NUMBERS, MEETING, include_str!("hopper/meeting_tile.cu")],
+            (true, false) => &[WARPS, include_str!("hopper/float_tile.cu")],
+            (false, true) => &[NUMBERS, include_str!("hopper/rows.cu")],
             (false, false) => &[include_str!("hopper/elementwise.cu")],
         };
         let made = self.matmul.prologue.as_ref().map(|_| include_str!("hopper/made.cu"));
         [ZEROS].iter().chain(ending).copied().chain(made).collect()
     }
 
-    /// The text where each warp finishes its own sums, with `order` behind what follows them.
-    pub(super) fn text_by_warps(&self, order: &[&str]) -> String {
-        let parts =
-            [include_str!("hopper/operands.cu"), include_str!("hopper/sums.cu"), include_str!("hopper/warps.cu")];
-        self.text_of(&[&parts[..], order].concat())
+    /// The text where warps finish the sums of rows that are routed, with `order` behind what follows them.
+    pub(super) fn text_of_routed(&self, order: &[&str]) -> String {
+        let before = [include_str!("hopper/operands.cu"), include_str!("hopper/sums.cu")];
+        let ending: &[&str] = match self.meets() {
+            true => &[NUMBERS, MEETING, include_str!("hopper/routed_meeting.cu")],
+            false => &[WARPS, include_str!("hopper/routed_warps.cu")],
+        };
+        self.text_of(&[&before[..], ending, order].concat())
     }
 
     /// The text, with the kernel behind what it stands on.
     fn text_of(&self, kernel: &[&str]) -> String {
         let parts = [Part::NamedBarrier, Part::Tma, Part::Registers, Part::Wgmma, Part::Matrix, Part::AsyncCopy];
         let made = MadeRows::new(self);
-        let signals = made.iter().map(|_| Part::Signals);
+        let signals = (made.is_some() || self.meets()).then_some(Part::Signals);
         let own = text_beside(&parts.into_iter().chain(signals).collect::<Vec<_>>(), &PRELUDE_PARTS);
         let made = made.map_or(String::new(), |made| made.text(self.vector()));
         [&self.constants(), PRELUDE.as_str(), &own, &made, &self.epilogue_text(), &kernel.join("\n")].join("\n")
@@ -437,6 +478,10 @@ impl HopperKernel {
         let (shape, bytes) = (self.whole_shape(), self.matmul.left.bytes());
         let row_bytes = self.tile.rows * shape.k * bytes;
         let plain = self.matmul.prologue.is_none() && !self.matmul.routed;
+        if self.meets() {
+            // Tiles of the same rows follow each other.
+            return 1;
+        }
         let band = match plain && shape.n * shape.k * bytes > L2_BYTES / 2 {
             true => (L2_BYTES / 3 / row_bytes.max(1)).clamp(BAND, self.tile_counts()[0].max(BAND)),
             false => BAND,
@@ -451,13 +496,45 @@ impl HopperKernel {
 
     /// Blocks of a cluster that have rows together.
     fn cluster(&self) -> usize {
-        let reduces = self.matmul.epilogue.as_ref().is_some_and(|epilogue| reduces(&epilogue.body));
-        if reduces { self.launch.shape.n.div_ceil(self.result_columns()) } else { 1 }
+        if self.needs_whole_rows() && !self.is_by_warps() { self.column_tiles() } else { 1 }
+    }
+
+    /// Whether blocks that have rows together meet in memory.
+    pub(super) fn meets(&self) -> bool {
+        self.tile.by_rows && self.is_by_warps()
+    }
+
+    /// Whether what follows needs whole rows.
+    pub(super) fn needs_whole_rows(&self) -> bool {
+        self.matmul.epilogue.as_ref().is_some_and(|epilogue| reduces(&epilogue.body))
+    }
+
+    /// Whether what follows rounds values to 16 bits.
+    fn rounds(&self) -> bool {
+        let narrow = |expr: &Expr| matches!(expr, Expr::Rounded(Dtype::F16 | Dtype::Bf16, _));
+        self.matmul.epilogue.as_ref().is_some_and(|epilogue| epilogue.body.exprs.iter().any(narrow))
+    }
+
+    /// Tiles along the columns.
+    fn column_tiles(&self) -> usize {
+        self.launch.shape.n.div_ceil(self.result_columns())
     }
 
     /// Warpgroups that have rows together, of all blocks.
     fn parts(&self) -> usize {
-        self.cluster() * (self.tile.columns / self.tile.part_columns())
+        let blocks = if self.needs_whole_rows() { self.column_tiles() } else { 1 };
+        blocks * (self.tile.columns / self.tile.part_columns())
+    }
+
+    /// Bytes of what blocks tell each other of rows in memory: counts, then a word of each number.
+    pub(super) fn meeting_memory(&self) -> usize {
+        let reductions = self.matmul.epilogue.as_ref().map_or(0, |epilogue| reductions(&epilogue.body));
+        if self.meets() { COUNTS_BYTES + 8 * reductions * self.parts() * self.launch.shape.m } else { 0 }
+    }
+
+    /// Where these counts are, and the words.
+    pub(super) fn meeting_words(&self) -> Option<[Word; 2]> {
+        self.meets().then_some([Word::Persistent(0), Word::Persistent(COUNTS_BYTES)])
     }
 
     /// Arguments of the epilogue that have tensor maps. By rows they pass through the ring of stages, and otherwise operands are
@@ -490,10 +567,9 @@ impl HopperKernel {
 
     /// Floats that parts of a row exchange, in bytes.
     fn meeting_bytes(&self) -> usize {
-        let reductions =
-            |body: &Body| body.stages.iter().filter(|stage| matches!(stage, Stage::RowReduce { .. })).count();
         let slots = self.matmul.epilogue.as_ref().map_or(0, |epilogue| reductions(&epilogue.body));
         match self.parts() {
+            _ if self.meets() => 0,
             1 => 0,
             // And barriers of eight bytes for each: one, or of both warpgroups two.
             parts if self.is_persistent() => 2 * slots * (parts * self.tile.rows * 4 + 16),
@@ -527,6 +603,7 @@ impl HopperKernel {
 
     fn staged_bytes(&self) -> usize {
         match (self.tile.split, self.tile.by_rows) {
+            _ if self.meets() => 0,
             _ if self.is_by_warps() => SUMS_BYTES,
             (1, false) => 2 * self.pieces() * 8192,
             // One operand of a tile of each warpgroup, or its result.
@@ -537,7 +614,7 @@ impl HopperKernel {
 
     /// Bytes beside the ring and its barriers.
     fn beside_stages(&self) -> usize {
-        let held = if self.tile.by_rows && self.is_persistent() { HELD_BARRIERS } else { 0 };
+        let held = if self.tile.by_rows && self.is_persistent() && !self.meets() { HELD_BARRIERS } else { 0 };
         self.staged_bytes() + held + self.meeting_bytes() + 1024
     }
 
@@ -595,6 +672,7 @@ impl HopperKernel {
             ("SPLIT", split),
             ("SHARERS", self.tile.sharers),
             ("CLUSTER", self.cluster()),
+            ("PARTS", self.parts()),
             ("BAND", self.band()),
             ("STAGED_BYTES", self.staged_bytes() / 2),
             ("MEETING_BYTES", self.meeting_bytes()),
@@ -609,8 +687,10 @@ impl HopperKernel {
         let _ = writeln!(text, "#define MAPS {}\n#define CARRIED {}", mapped.maps.len(), mapped.carried().len());
         let shared = self.epilogue().map_or(0, |epilogue| epilogue.shared_rows().count());
         let _ = writeln!(text, "#define COLUMN_SUMS {}\n#define SHARED_ROWS {shared}", self.column_sums());
-        if self.tile.by_rows {
-            text += "#define BY_ROWS\n";
+        match (self.meets(), self.tile.by_rows) {
+            (true, _) => text += "#define MEETS\n",
+            (false, true) => text += "#define BY_ROWS\n",
+            (false, false) => {}
         }
         if self.matmul.prologue.is_some() {
             text += "#define MAKES\n";
@@ -634,6 +714,8 @@ impl HopperKernel {
         let [made, persistent] = MadeRows::new(self).map_or([0; 2], |made| made.memory(self.tile.rows));
         let (finish, summed) = epilogue.and_then(|epilogue| epilogue.finish(self.summed_parts())).unzip();
         let list = [grid].into_iter().chain(finish).collect();
+        // No kernel has both.
+        let persistent = persistent + self.meeting_memory();
         Grids { list, workspace: made + summed.unwrap_or(0), persistent, ..Grids::default() }
     }
 
@@ -660,6 +742,7 @@ impl HopperKernel {
         let numbers = [shape.m, steps, row_tiles, column_tiles, tiles, self.has_batch(1), self.has_batch(2)];
         words.extend(numbers.map(|number| Word::Number(number as u64)));
         words.push(b_given);
+        words.extend(self.meeting_words().into_iter().flatten());
         if let Some(made) = MadeRows::new(self) {
             let needed = first_rows(row_tiles, column_tiles, blocks) * self.tile.rows;
             words.extend(made.words(self.vector(), self.rows_made_first(needed, target)));

@@ -9,7 +9,7 @@ use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, offered};
 use deuteron_codegen::matmul_shape::{MatmulShape, Matrix};
-use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
+use deuteron_codegen::tile::tensor_map::Mapped;
 use deuteron_graph::Dtype;
 use deuteron_plan::{Draft, Work, primitive_work};
 
@@ -202,14 +202,15 @@ impl RealignedKernel {
     fn on_copies(&self, mut grid: Grid) -> Grid {
         for word in &mut grid.words {
             let copy = |operand: usize| self.copies.get(operand).copied().flatten();
-            match *word {
-                Word::Map(TensorMap { of: Mapped::Argument(operand), .. }) => {
-                    if let (Some(copy), Word::Map(map)) = (copy(operand), word) {
+            match word {
+                Word::Map(map) => {
+                    let Mapped::Argument(operand) = map.of else { continue };
+                    if let Some(copy) = copy(operand) {
                         (map.of, map.offset) = (Mapped::Workspace, copy.start);
                     }
                 }
                 // A copy is made by the grid before.
-                Word::Unwritten { position, .. } if copy(position).is_some() => *word = Word::Number(0),
+                Word::Unwritten { position, .. } if copy(*position).is_some() => *word = Word::Number(0),
                 _ => {}
             }
         }

@@ -1,5 +1,5 @@
 //! Rows of bytes or 16-bit floats that are routed to experts, on Hopper: each row times the matrix that an index picks for it, with any
-//! elementwise epilogue.
+//! elementwise epilogue; of bytes with any that needs whole rows, as quantising them again does.
 //!
 //! | grid            | blocks             | does                                                                          |
 //! |-----------------|--------------------|-------------------------------------------------------------------------------|
@@ -10,7 +10,7 @@
 //!   Nothing is copied: the workspace has one number for each row and four for each tile.
 //! - A row that has several choices is gathered for each, from where it lies.
 //! - Sums are rounded to the storage type before the epilogue; those of bytes are exact. Same bits on every run, however rows are spread.
-//! - An index that picks no expert is a fault. Work that needs whole rows after it, as quantising them again does, is another kernel.
+//! - An index that picks no expert is a fault.
 //! - Limits: inner sizes and strides of whole 16 bytes.
 
 use deuteron_codegen::body::Body;
@@ -18,7 +18,7 @@ use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Tiling, Word};
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, offered};
 use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
-use deuteron_graph::Dtype;
+use deuteron_graph::{Dtype, NodeId, Op, ReduceOp};
 use deuteron_plan::Draft;
 
 use super::hopper::{self, HopperKernel, HopperTile, ROWS, THREADS};
@@ -39,13 +39,11 @@ impl Family<CudaTarget> for RoutedFamily {
         let group = request.group;
         let fit = fit(&group, target)?;
         let (shape, dtype) = (fit.shape.clone(), fit.operands[0].dtype);
-        let routing = Routing::new(&shape, &fit.operands[1], ROWS);
-        let (_, multiplied) = hopper::fastest_routed(routing.usual_row_tiles(), &shape, dtype, target.processors);
+        let kernel = RoutedKernel::new(sides::lower(&group, fit), target)?;
+        let routing = kernel.routing;
+        let multiplied = kernel.matmul.routed_us(routing.usual_row_tiles(), target);
         let microseconds = routing.microseconds(&shape, dtype, multiplied, target.processors);
-        offered(
-            move || route::work(&shape, dtype, Some(microseconds)),
-            move || RoutedKernel::new(sides::lower(&group, fit), target).kernel(target),
-        )
+        offered(move || route::work(&shape, dtype, Some(microseconds)), move || kernel.kernel(target))
     }
 }
 
@@ -60,8 +58,10 @@ pub struct RoutedKernel {
 
 /// The routed matmul of a draft, if this kernel takes it.
 fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
-    let fit = fit::fit(draft).filter(|fit| fit.gather.is_some())?;
+    let fit = fit::fit_with_rows(draft).filter(|fit| fit.gather.is_some())?;
     let (shape, [a, table]) = (&fit.shape, &fit.operands);
+    // Where in a row a number is, blocks do not tell each other.
+    let places = |id: &NodeId| draft.graph.node(*id).op == Op::RowReduce(ReduceOp::ArgMax);
     let multiplied = match a.dtype {
         Dtype::I8 => shape.k < MAX_BYTES,
         // Smaller matrices leave most of a stage and of a tile empty: those are for `mma_routed.rs`.
@@ -75,22 +75,19 @@ fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
     let strides = a.leading.iter().chain(&table.leading).filter(|axis| axis.0 > 1).map(|axis| axis.1);
     let lies = [shape.k, a.offset, table.offset].into_iter().chain(strides);
     let lies = lies.map(|elements| elements * a.dtype.bytes()).all(|bytes| bytes.is_multiple_of(16));
-    (target.arch.has_wgmma() && multiplied && sized && lies).then_some(fit)
+    (target.arch.has_wgmma() && multiplied && sized && lies && !fit.epilogue.iter().any(places)).then_some(fit)
 }
 
 impl RoutedKernel {
     /// That of a group, if it is a routed matmul that this kernel takes.
     pub fn of(group: &Draft, target: &CudaTarget) -> Option<RoutedKernel> {
         let fit = fit(group, target)?;
-        Some(RoutedKernel::new(sides::lower(group, fit), target))
+        RoutedKernel::new(sides::lower(group, fit), target)
     }
 
-    fn new(lowered: LoweredMatmul, target: &CudaTarget) -> RoutedKernel {
-        let LoweredMatmul { product, launch } = lowered;
-        let routing = Routing::new(&launch.shape, &launch.args[TABLE], ROWS);
-        let tiles = routing.usual_row_tiles();
-        let (tile, _) = hopper::fastest_routed(tiles, &launch.shape, product.left, target.processors);
-        RoutedKernel { matmul: HopperKernel { matmul: product, launch, tile, updates: Vec::new() }, routing }
+    fn new(lowered: LoweredMatmul, target: &CudaTarget) -> Option<RoutedKernel> {
+        let routing = Routing::new(&lowered.launch.shape, &lowered.launch.args[TABLE], ROWS);
+        Some(RoutedKernel { matmul: HopperKernel::routed(lowered, routing.usual_row_tiles(), target)?, routing })
     }
 
     /// All ways to cut it, fastest first if every expert had as many rows.
@@ -113,7 +110,7 @@ impl RoutedKernel {
 
     /// What is compiled and launched.
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
-        let text = self.routing.constants() + &self.matmul.text_by_warps(&KERNEL);
+        let text = self.routing.constants() + &self.matmul.text_of_routed(&KERNEL);
         let launch = Launch::of_grids(self.product().arguments(self.launch()), self.grids(target));
         let variant = format!("{}, {} experts", self.matmul.describe(), self.routing.experts);
         let lookup = self.routing.lookup(&self.launch().args);
@@ -126,8 +123,8 @@ impl RoutedKernel {
         Grids {
             list: vec![self.routing.grid(&self.launch().args, target), self.tiles(target)],
             workspace: self.routing.workspace(),
+            persistent: self.matmul.meeting_memory(),
             checks_indices: true,
-            ..Grids::default()
         }
     }
 
@@ -144,6 +141,7 @@ impl RoutedKernel {
         let steps = hopper::steps(shape, self.product().left);
         let numbers = [shape.m, steps, 0, column_tiles, 0, 0, 0, 0];
         words.extend(numbers.map(|number| Word::Number(number as u64)));
+        words.extend(self.matmul.meeting_words().into_iter().flatten());
         hopper::pad_to_maps(&mut words);
         let LeftRows { choices, stride, own } = LeftRows::of(&self.launch().args[LEFT]);
         let bytes = self.product().left.bytes();

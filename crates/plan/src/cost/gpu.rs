@@ -154,7 +154,8 @@ fn matmul(draft: &Draft, machine: &Machine, work: &Work, traffic: Traffic, cache
     // Whole rows of a result can be held by a cluster of blocks, with tiles like any other.
     let columns = all.iter().map(|product| product.n).max().unwrap_or(0);
     let most = machine.find(Quantity::ClusterColumns).unwrap_or(0.0);
-    let held = columns as f64 <= most;
+    // Blocks of a matmul of bytes meet in memory, however many columns there are.
+    let held = columns as f64 <= most || (most > 1.0 && all.iter().all(|product| product.element == 1));
     // Where there are clusters, blocks that run at once make rows of the left operand for each other.
     let made = prologue != Reach::None && most > 1.0;
     let whole_rows = (prologue == Reach::Rows && !made) || (epilogue == Reach::Rows && !held);

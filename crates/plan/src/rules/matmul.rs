@@ -1,7 +1,7 @@
 //! Chains of matmuls: one with its prologue and epilogue, several with one left operand, or rows multiplied by matrices that indices
 //! select.
 
-use deuteron_graph::{NodeId, Op};
+use deuteron_graph::{Dtype, NodeId, Op};
 
 use crate::chain::{Chain, Link, Reach, Side};
 use crate::machine::{MachineKind, Quantity};
@@ -31,17 +31,25 @@ impl Rules<'_> {
     }
 
     /// Matmuls with a legal prologue and epilogue, if there are few enough rows for both; or if concurrent blocks compute the rows of a
-    /// prologue for each other, and a cluster holds the rows of an epilogue.
+    /// prologue for each other, and a cluster holds the rows of an epilogue, or of bytes blocks that meet in memory.
     pub(super) fn chain_around(&self, prologue: Side, matmuls: Vec<NodeId>, epilogue: Side) -> Result<Chain, Reason> {
         let transpose_a = matches!(self.graph.node(matmuls[0]).op, Op::Matmul { transpose_a: true, .. });
         let (_, columns, _, batch) = matmul_size(self.graph, matmuls[0], transpose_a);
         let most = self.machine.find(Quantity::ClusterColumns).unwrap_or(0.0);
-        let held = matmuls.len() == 1 && batch == 1 && (columns as f64) <= most;
+        let held = matmuls.len() == 1 && batch == 1 && ((columns as f64) <= most || self.meets_in_memory(matmuls[0]));
         let made = batch == 1 && most > 1.0;
         if (prologue.reach == Reach::Rows && !made) || (epilogue.reach == Reach::Rows && !held) {
             self.check_few_rows(matmuls[0])?;
         }
         Ok(Chain { prologue, links: vec![Link::Matmul { nodes: matmuls }], epilogue })
+    }
+
+    /// Whether the blocks of a matmul can tell each other of their rows through memory, however many columns there are: sums of bytes stay in
+    /// registers until then.
+    fn meets_in_memory(&self, matmul: NodeId) -> bool {
+        let operand = self.graph.node(matmul).inputs[0];
+        let clusters = self.machine.find(Quantity::ClusterColumns).unwrap_or(0.0) > 1.0;
+        clusters && self.graph.node(operand).dtype == Dtype::I8
     }
 
     /// Checks that only the matmuls read the results of a prologue.
@@ -125,7 +133,7 @@ impl Rules<'_> {
             return Err(Reason::ReadElsewhere { value: gather });
         }
         let epilogue = self.epilogue(others, &[node], leaves)?;
-        if epilogue.reach == Reach::Rows {
+        if epilogue.reach == Reach::Rows && !self.meets_in_memory(node) {
             self.check_few_rows(node)?;
         }
         Ok(Chain { prologue: Side::NONE, links: vec![Link::Routed { node, gather }], epilogue })

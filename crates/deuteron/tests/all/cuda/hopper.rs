@@ -96,6 +96,12 @@ fn graphs([m, k, n]: [usize; 3]) -> Vec<String> {
         format!(
             "{x} ; {w} ; {residual} ; seed = input i32[] ; l = linear x w {bias} ; h = dropout l seed p=0.3 offset=5 ; y = add h r ; out y"
         ),
+        // A scale, and masks: by a value, and by the place of an element.
+        format!("{x} ; {w} ; {residual} ; l = linear x w {bias} ; s = mul l 0.125 ; k = gt r 0 ; y = select k s -3e4 ; out y"),
+        format!(
+            "{x} ; {tied} ; l = matmul x w transpose_b ; s = mul l 0.125 ; i = iota [{m},{n}] axis=0 ; j = iota [{m},{n}] axis=1
+             k = ge i j ; y = select k s -3e4 ; out y"
+        ),
     ]
 }
 
@@ -208,6 +214,11 @@ fn norms_and_other_whole_rows() {
             format!("{linear} ; {residual} ; y = rms_norm s g:float[{n}] eps=1e-6 ; out s ; out y"),
             format!("{linear} ; y = layer_norm l g:float[{n}] h:float[{n}] eps=1e-5 ; out y"),
             format!("{linear} ; y = softmax l ; out y"),
+            // What a gradient reads again, one number per row, is stored beside the result.
+            format!(
+                "{linear} ; {residual} ; y, mean, rstd = layer_norm s g:float[{n}] h:float[{n}] eps=1e-5
+                 out s ; out y ; out mean ; out rstd"
+            ),
         ]
         .iter()
         .enumerate()

@@ -17,25 +17,41 @@ fn graph([m, n, k]: [usize; 3]) -> Graph {
 
 /// A launch of it as `emulator/bytes.cpp` reads it.
 fn launched(graph: &Graph, [m, n, k]: [usize; 3], launch: &Launch) -> String {
-    let [grid] = launch.grids().expect("grids").list.as_slice() else { panic!("one grid") };
+    let grids = launch.grids().expect("grids");
+    let [grid] = grids.list.as_slice() else { panic!("one grid") };
     let names: Vec<&str> = launch.arguments().iter().map(|arg| graph.given_name(arg.base).unwrap_or("y")).collect();
-    format!("bytes {m} {n} {k}\narguments {} {}\n{}", names.len(), names.join(" "), written(grid))
+    let memory = format!("{} {}", grids.workspace, grids.persistent);
+    format!("bytes {m} {n} {k} {memory}\narguments {} {}\n{}", names.len(), names.join(" "), written(grid))
+}
+
+/// The same, whose rows are made bytes again.
+fn quantized([m, n, k]: [usize; 3]) -> Graph {
+    let text = format!(
+        "x = input i8[{m},{k}] ; w = weight i8[{n},{k}] ; b = weight f32[{n}] ; t = matmul x w transpose_b ; y = add t b
+q, s = quantize_int8 y ; out q s"
+    );
+    text.parse().unwrap()
 }
 
 /// The kernel with tiles of this many columns, and its launch.
-fn matmul(sizes: [usize; 3], (columns, turns): (usize, bool), processors: usize) -> (CudaSource, String) {
-    let graph = graph(sizes);
-    let plan = greedy(&graph);
+fn matmul(
+    graph: &Graph,
+    sizes: [usize; 3],
+    (columns, turns): (usize, bool),
+    processors: usize,
+) -> (CudaSource, String) {
+    let plan = greedy(graph);
     let [group] = plan.groups.as_slice() else { panic!("{} kernels", plan.groups.len()) };
     let target = CudaTarget::new(Arch::Sm90a, processors);
-    let kernel = HopperKernel::of(&group.draft(&graph, &plan.placement), &target).expect("a matmul for Hopper");
+    let kernel = HopperKernel::of(&group.draft(graph, &plan.placement), &target).expect("a matmul for Hopper");
     let sharing = if turns { Sharing::Turns } else { Sharing::Rows };
-    let tile = HopperTile { rows: 128, columns, sharing, split: 1, by_rows: false, sharers: 1 };
+    let by_rows = graph.outputs().len() > 1;
+    let tile = HopperTile { rows: 128, columns, sharing, split: 1, by_rows, sharers: 1 };
     assert!(kernel.tiles(&target, f64::INFINITY).contains(&tile));
     let Kernel { source: Source::Cuda(source), launch } = kernel.with_tile(tile).kernel(&target) else {
         panic!("a text")
     };
-    let launch = launched(&graph, sizes, &launch);
+    let launch = launched(graph, sizes, &launch);
     (source, launch)
 }
 
@@ -51,7 +67,7 @@ fn matmuls_of_bytes() {
         ("bytes_odd", [17, 51, 16], (64, true), 1),
         ("bytes_pairs", [17, 98, 32], (96, false), 1),
     ] {
-        let (source, launch) = matmul(sizes, tile, processors);
+        let (source, launch) = matmul(&graph(sizes), sizes, tile, processors);
         let program = TileProgram::compile(compiler, name, "bytes.cpp", "matmul_hopper", &source.text);
         let (ok, said) = program.run(&launch, processors, Lanes::Together, 1..3, 0);
         assert!(ok, "{name}:\n{said}");
@@ -67,9 +83,43 @@ fn mistakes_with_bytes() {
         ("if (TURNS) named_barrier_arrive(TURN_BARRIER + (warpgroup ^ 1), MULTIPLIERS);", "", "deadlock"),
         ("tile.row + 16 * warp + 64 * half", "tile.row + 16 * warp", "FAILED"),
     ];
-    let (source, launch) = matmul([300, 200, 272], (64, true), 2);
+    let sizes = [300, 200, 272];
+    let (source, launch) = matmul(&graph(sizes), sizes, (64, true), 2);
     let launched = Launched { source, entry: "matmul_hopper", launch, driver: "bytes.cpp" };
     check_mistakes("mistakes_with_bytes", launched, 2, 2, &mistakes);
+}
+
+/// Rows that blocks have together: of one tile, of as many as there are blocks, and of more than blocks have in a turn.
+#[test]
+fn bytes_made_bytes_again() {
+    let Some(compiler) = compiler() else { return };
+    for (name, sizes, tile, processors) in [
+        ("bytes_again_alone", [300, 64, 144], (64, false), 2),
+        ("bytes_again_shared", [300, 200, 272], (64, false), 5),
+        ("bytes_again_turns", [400, 330, 272], (64, true), 6),
+        ("bytes_again_wide", [130, 520, 144], (256, false), 3),
+        ("bytes_again_few_rows", [17, 98, 32], (64, true), 2),
+    ] {
+        let (source, launch) = matmul(&quantized(sizes), sizes, tile, processors);
+        let program = TileProgram::compile(compiler, name, "bytes.cpp", "matmul_hopper", &source.text);
+        let (ok, said) = program.run(&launch, processors, Lanes::Together, 1..3, 0);
+        assert!(ok, "{name}:\n{said}");
+    }
+}
+
+#[test]
+fn mistakes_with_bytes_made_bytes_again() {
+    let mistakes: [Mistake; 5] = [
+        ("there = there && (u32)(words[own][slot][i] >> 32) == at.mark;", "", "FAILED"),
+        ("store_relaxed(at.word(BEFORE + slot, at.part(), own), word);", ";", "deadlock"),
+        ("store_relaxed(p.g_launches, load_relaxed(p.g_launches) + 1);", "", "FAILED"),
+        ("shuffle_xor(own, apart)", "own", "FAILED"),
+        ("down(own) < left ? down(own) : 0", "0", "FAILED"),
+    ];
+    let sizes = [700, 330, 272];
+    let (source, launch) = matmul(&quantized(sizes), sizes, (64, false), 6);
+    let launched = Launched { source, entry: "matmul_hopper", launch, driver: "bytes.cpp" };
+    check_mistakes("mistakes_with_bytes_made_bytes_again", launched, 6, 2, &mistakes);
 }
 
 /// Inner sizes that no vector divides, columns that no strip does.

@@ -42,16 +42,19 @@ struct Case {
     sizes: [usize; 5],
     dtype: Dtype,
     spread: Spread,
+    /// whether rows of bytes are made bytes again
+    again: bool,
 }
 
 impl Case {
     fn graph(&self) -> Graph {
-        let &Case { sizes: [m, n, k, experts, choices], dtype, .. } = self;
+        let &Case { sizes: [m, n, k, experts, choices], dtype, again, .. } = self;
         let rows = m / choices;
+        let results = if again { "q, s = quantize_int8 y ; out q s" } else { "out y" };
         let text = match dtype {
             Dtype::I8 => format!(
                 "x = input i8[{m},{k}] ; x_scale = input f32[{m},1] ; chosen = input i32[{m}] ; w = weight i8[{experts},{n},{k}]
-w_scale = weight f32[{experts},{n}] ; b = weight f32[{experts},{n}] ; y = expert_linear x x_scale chosen w w_scale b f32 ; out y"
+w_scale = weight f32[{experts},{n}] ; b = weight f32[{experts},{n}] ; y = expert_linear x x_scale chosen w w_scale b f32 ; {results}"
             ),
             dtype => format!(
                 "x = input {dtype}[{rows},{k}] ; chosen = input i32[{rows},{choices}] ; w = weight {dtype}[{experts},{n},{k}]
@@ -72,7 +75,7 @@ b = weight {dtype}[{experts},{n}] ; y = routed_linear x chosen w b ; out y"
             Cut::Hopper(columns, turns) => {
                 let kernel = RoutedKernel::of(&draft, &target).expect("a routed matmul");
                 let sharing = if turns { Sharing::Turns } else { Sharing::Rows };
-                let tile = HopperTile { rows: 128, columns, sharing, split: 1, by_rows: false, sharers: 1 };
+                let tile = HopperTile { rows: 128, columns, sharing, split: 1, by_rows: self.again, sharers: 1 };
                 assert!(kernel.cuts(&target).contains(&tile));
                 kernel.with_tile(tile).kernel(&target)
             }
@@ -128,12 +131,53 @@ fn rows_of_experts() {
         ("mma_nothing", f32, [40, 7, 0, 2, 2], small, 1, evenly),
         ("mma_bytes", bytes, [200, 71, 67, 5, 1], small, 2, uneven),
     ] {
-        let (source, launch) = Case { sizes, dtype, spread }.launched(cut, processors);
+        let (source, launch) = Case { sizes, dtype, spread, again: false }.launched(cut, processors);
         let name = format!("experts_{name}");
         let program = TileProgram::compile(compiler, &name, "experts.cpp", cut.entry(), &source.text);
         let (ok, said) = program.run(&launch, processors, Lanes::Together, 1..3, 0);
         assert!(ok, "{name}, {spread:?}:\n{said}");
     }
+}
+
+/// Rows that blocks have together, wherever each belongs.
+#[test]
+fn rows_of_experts_made_bytes_again() {
+    let Some(compiler) = compiler() else { return };
+    for (name, sizes, (columns, turns), processors, spread) in [
+        ("even", [300, 72, 144, 5, 1], (64, false), 3, Spread::Evenly),
+        ("uneven", [400, 330, 272, 4, 1], (64, true), 6, Spread::ToTwo),
+        ("of_one_row", [1, 52, 16, 40, 1], (64, false), 1, Spread::Evenly),
+        ("wide", [150, 520, 144, 2, 1], (128, false), 5, Spread::Evenly),
+        ("of_three", [300, 130, 272, 3, 1], (64, true), 3, Spread::Evenly),
+        ("wrong", [90, 130, 16, 3, 1], (64, true), 3, Spread::ToOneThatIsNot),
+    ] {
+        let case = Case { sizes, dtype: Dtype::I8, spread, again: true };
+        let cut = Cut::Hopper(columns, turns);
+        let (source, launch) = case.launched(cut, processors);
+        let name = format!("experts_again_{name}");
+        let program = TileProgram::compile(compiler, &name, "experts.cpp", cut.entry(), &source.text);
+        let (ok, said) = program.run(&launch, processors, Lanes::Together, 1..3, 0);
+        assert!(ok, "{name}, {spread:?}:\n{said}");
+    }
+}
+
+#[test]
+fn mistakes_with_experts_made_bytes_again() {
+    let mistakes: [Mistake; 4] = [
+        ("down / 64 * 16 + down % 64", "down % 64", "FAILED"),
+        ("min(place + (HALVES == 2 ? lane / 16 * 64 : 0) + lane % 16, rows.end - 1)", "place", "FAILED"),
+        ("ready.rows[own].live = ready.at.down(own) < left;", "ready.rows[own].live = true;", "FAILED"),
+        (
+            "ready.at.picked = tail::pick(p.tail, ready.rows[0].row);",
+            "ready.at.picked = tail::pick(p.tail, 0);",
+            "FAILED",
+        ),
+    ];
+    let case = Case { sizes: [300, 130, 272, 3, 1], dtype: Dtype::I8, spread: Spread::Evenly, again: true };
+    let cut = Cut::Hopper(64, true);
+    let (source, launch) = case.launched(cut, 3);
+    let launched = Launched { source, entry: cut.entry(), launch, driver: "experts.cpp" };
+    check_mistakes("mistakes_with_experts_made_bytes_again", launched, 3, 2, &mistakes);
 }
 
 #[test]
@@ -143,9 +187,9 @@ fn mistakes_with_experts() {
         ("if (i == warp) before = total;", "", "FAILED"),
         ("release(ring.empty(turn * steps + steps - 1));", "", "deadlock"),
         ("rows.first + first", "rows.first", "FAILED"),
-        ("if (lane < 16 * HALVES && mine < rows.end) s_rows[lane] = row_at(p, mine);", "", "FAILED"),
+        ("if (threadIdx.x % 32 < 16 * HALVES) s_rows[threadIdx.x % 32] = number;", "", "FAILED"),
     ];
-    let case = Case { sizes: [300, 72, 272, 3, 1], dtype: Dtype::I8, spread: Spread::Evenly };
+    let case = Case { sizes: [300, 72, 272, 3, 1], dtype: Dtype::I8, spread: Spread::Evenly, again: false };
     let cut = Cut::Hopper(64, true);
     let (source, launch) = case.launched(cut, 1);
     let launched = Launched { source, entry: cut.entry(), launch, driver: "experts.cpp" };
@@ -156,7 +200,7 @@ fn mistakes_with_experts() {
 fn mistakes_with_experts_of_floats() {
     let mistakes: [Mistake; 2] =
         [("(row / choices) * p.left_row", "row * p.left_row", "FAILED"), ("s_rows + 16 * half", "s_rows", "FAILED")];
-    let case = Case { sizes: [300, 72, 136, 3, 2], dtype: Dtype::Bf16, spread: Spread::Evenly };
+    let case = Case { sizes: [300, 72, 136, 3, 2], dtype: Dtype::Bf16, spread: Spread::Evenly, again: false };
     let cut = Cut::Hopper(64, true);
     let (source, launch) = case.launched(cut, 1);
     let launched = Launched { source, entry: cut.entry(), launch, driver: "experts.cpp" };

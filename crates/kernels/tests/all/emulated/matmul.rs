@@ -539,7 +539,7 @@ fn mistakes_of_rows_in_registers() {
         (waits, "", "FAILED"),
         ("await_remote_stores(received(part.set(), exchanges<LEVEL>()), part.parity());", "", "FAILED"),
         ("fence_proxy_async_shared();\n    named_barrier_sync(STAGED_BARRIER + part.warpgroup, 128);", "", "FAILED"),
-        ("fmaf(count * off, off, parts[own][1])", "parts[own][1]", "FAILED"),
+        ("fmaf(count * off, off, numbers[1])", "numbers[1]", "FAILED"),
     ];
     let product = Product { normed: true, ..Product::new([100, 200, 584], true) };
     let (source, launch) = hopper_matmul(&product, by_rows(64, 128, Sharing::Columns), 4);

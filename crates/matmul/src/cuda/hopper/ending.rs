@@ -14,7 +14,12 @@ pub(super) const CLUSTER: usize = 8;
 
 /// Whether what follows needs whole rows.
 pub(super) fn reduces(body: &Body) -> bool {
-    body.stages.iter().any(|stage| matches!(stage, Stage::RowReduce { .. }))
+    reductions(body) > 0
+}
+
+/// How many numbers it reduces each row to.
+pub(super) fn reductions(body: &Body) -> usize {
+    body.stages.iter().filter(|stage| matches!(stage, Stage::RowReduce { .. })).count()
 }
 
 /// How many sums over rows it makes.

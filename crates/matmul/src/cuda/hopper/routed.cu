@@ -56,30 +56,6 @@ static __device__ __forceinline__ void gather(const RoutedParameters& p, Ring ri
     }
 }
 
-// What follows the sums of 16 rows of each half that a warp has, and their places. `left` rows of the first half are there.
-struct WarpRows {
-    const RoutedParameters& p;
-    int column, left;
-    char* s_sums;
-    const int* s_rows;
-
-    template <class Sums> __device__ __forceinline__ void finish(int half, const Sums& sums) const {
-        const int* const s_half = s_rows + 16 * half;
-        finish_rows(p.own, column, left - 64 * half, s_sums, sums, [=](int r) { return (i64)s_half[r]; });
-    }
-    __device__ __forceinline__ void finish_all(const int (&sums)[HALVES][COLUMNS / 2]) const {
-#pragma unroll
-        for (int half = 0; half < HALVES; ++half) finish(half, sums[half]);
-    }
-    // Sums of floats are rounded before, all at once, so that registers are free.
-    __device__ __forceinline__ void finish_all(const float (&sums)[HALVES][COLUMNS / 2]) const {
-        Rounded pairs[HALVES];
-        round_tile(pairs, sums);
-#pragma unroll
-        for (int half = 0; half < HALVES; ++half) finish(half, pairs[half]);
-    }
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_routed(const __grid_constant__ RoutedParameters p) {
     extern __shared__ char s_dynamic[];
     const u32 unaligned = shared_address(s_dynamic), base = (unaligned + 1023) & ~1023u;
@@ -112,17 +88,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_routed(const __g
         // Tiles of the block from one of this warpgroup's to the next, and the first of its rows.
         constexpr u32 APART = TURNS ? 2 : 1;
         const int lane = threadIdx.x % 32, warp = (int)(threadIdx.x / 32 % 4), first = (TURNS ? 0 : 64 * warpgroup) + 16 * warp;
-        char* const s_sums = s_dynamic + (base - unaligned) + AT_STAGED + (4 * warpgroup + warp) * WARP_BYTES;
-        int* const s_rows = (int*)(s_sums + SUMS_BYTES);
+        char* const s_staged = s_dynamic + (base - unaligned) + AT_STAGED + warpgroup * STAGED_BYTES;
         // The first one begins.
         if (TURNS && warpgroup == 1) named_barrier_arrive(TURN_BARRIER, MULTIPLIERS);
         u32 turn = TURNS ? warpgroup : 0;
         for (u32 index = blockIdx.x + turn * gridDim.x; index < tiles; index += APART * gridDim.x, turn += APART) {
             const Tile tile = tile_of(row_tiles, column_tiles, index);
             const Routed rows = routed_at(p, tile);
-            // Numbers of 16 rows, and of the 16 that are 64 further on.
-            const int place = rows.first + first, mine = place + lane / 16 * 64 + lane % 16;
-            if (lane < 16 * HALVES && mine < rows.end) s_rows[lane] = row_at(p, mine);
+            // Numbers of 16 rows, and of the 16 that are 64 further on; where there are not so many, of another.
+            const int place = rows.first + first;
+            const int number = row_at(p, min(place + (HALVES == 2 ? lane / 16 * 64 : 0) + lane % 16, rows.end - 1));
+            RoutedRows own = routed_rows(p.own, tile.column, place, rows.end - place, number, s_staged);
             Accumulator sums[HALVES][COLUMNS / 2];
             clear(sums);
             if (TURNS) named_barrier_sync(TURN_BARRIER + warpgroup, MULTIPLIERS);
@@ -132,7 +108,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_routed(const __g
 #pragma unroll
             for (int half = 0; half < HALVES; ++half) pin(sums[half]);
             release(ring.empty(turn * steps + steps - 1));
-            WarpRows{p, tile.column, rows.end - place, s_sums, s_rows}.finish_all(sums);
+            own.finish(sums);
         }
+#ifdef MEETS
+        end_meetings(p.own);
+#endif
     }
 }

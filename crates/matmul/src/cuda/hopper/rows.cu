@@ -9,11 +9,10 @@
 // - Where warpgroups take turns (TURNS), each has a place of its own behind the ring for its pieces, so that the other has the whole ring
 //   meanwhile. A second thread fetches them.
 
-constexpr int OWN = 2 * HALVES;                         // rows of a thread
 constexpr int HELD = CARRIED > 0 ? CARRIED : 1;         // operands of a piece, or room for its result
 constexpr int PIECE_BYTES = ROWS * 128, TOGETHER = STAGE_BYTES / PIECE_BYTES;  // pieces in a place of the ring
 constexpr int ALL = PIECES * HELD, MORE = (ALL + TOGETHER - 1) / TOGETHER;     // places
-constexpr int PARTS = CLUSTER * SIDES, ROWS_BARRIER = 5;
+constexpr int ROWS_BARRIER = 5;
 // Places for the numbers of rows: one of each warpgroup that has tiles of its own.
 constexpr int SETS = TURNS ? 2 : 1;
 constexpr int AHEAD = TURNS ? 4 : 8;  // chunks of what rows share that are loaded together, as far as there are registers
@@ -32,7 +31,7 @@ static __device__ __forceinline__ u32 all_read(int set, int exchange) { return s
 static __device__ __forceinline__ u32 held_empty(Ring ring, u32 turn) { return ring.base + AT_BARRIERS + STAGES * 16 + turn % 2 * 16; }
 static __device__ __forceinline__ u32 held_full(Ring ring, u32 turn) { return held_empty(ring, turn) + 8; }
 
-// How many exchanges there are before a sweep.
+// How many exchanges of numbers there are before a sweep.
 template <int LEVEL> static __device__ __forceinline__ constexpr int exchanges() {
     if constexpr (LEVEL == 0) return 0;
     else return exchanges<LEVEL - 1>() + (tail::Facts<LEVEL - 1>::SLOTS > 0 ? 1 : 0);
@@ -121,20 +120,34 @@ struct Part {
     __device__ __forceinline__ int piece(int i) const { return side * (COLUMNS / 64) + i; }
 };
 
+// What a whole row is reduced to, its parts taken in their order. `number_of(slot, part)` gives a part's.
+template <int LEVEL, class NumberOf> static __device__ __forceinline__ void all_numbers(float* numbers, NumberOf number_of) {
+    constexpr tail::Level<LEVEL> level;
+#pragma unroll
+    for (int slot = 0; slot < tail::Facts<LEVEL>::SLOTS; ++slot) {
+        float total = number_of(slot, 0);
+#pragma unroll
+        for (int other = 1; other < PARTS; ++other) total = tail::both(level, slot, total, number_of(slot, other));
+        numbers[slot] = total;
+    }
+    if constexpr (tail::Facts<LEVEL>::MOMENTS) {
+        const float mean = numbers[0] * (1.0f / tail::COLS);
+#pragma unroll
+        for (int other = 0; other < PARTS; ++other) {
+            const float count = part_columns(other), off = count > 0.0f ? number_of(0, other) / count - mean : 0.0f;
+            numbers[1] = fmaf(count * off, off, numbers[1]);
+        }
+    }
+}
+
 // From the parts of threads, warpgroups and blocks to the numbers of rows. This thread's first row is row `first` of the tile.
 template <int LEVEL> static __device__ __forceinline__ void meet(const Tile& tile, const Part& part, tail::Row (&rows)[OWN], int first) {
     constexpr tail::Level<LEVEL> level;
     constexpr int SLOTS = tail::Facts<LEVEL>::SLOTS, BEFORE = tail::Facts<LEVEL>::FIRST;
-    constexpr bool MOMENTS = tail::Facts<LEVEL>::MOMENTS;
-    const int column = tile.column + part.side * COLUMNS, own_part = tile.column / COLUMNS + part.side;
-    // Columns of a part of the row.
-    const auto columns = [](int part) { return (float)max(0, min(COLUMNS, tail::COLS - part * COLUMNS)); };
+    const int own_part = tile.column / COLUMNS + part.side;
     float parts[OWN][SLOTS];
 #pragma unroll
-    for (int own = 0; own < OWN; ++own) {
-        tail::gather(level, rows[own], parts[own]);
-        if constexpr (MOMENTS) parts[own][1] = tail::squares(level, rows[own], column + 2 * (threadIdx.x % 4), parts[own][0] / columns(own_part));
-    }
+    for (int own = 0; own < OWN; ++own) own_numbers<LEVEL>(rows[own], own_part, parts[own]);
     if constexpr (PARTS > 1) {
         // Of a new barrier the phase before the first counts as completed.
         if constexpr (TURNS && CLUSTER > 1) mbarrier_wait(all_read(part.set(), exchanges<LEVEL>()), part.parity() ^ 1);
@@ -160,21 +173,7 @@ template <int LEVEL> static __device__ __forceinline__ void meet(const Tile& til
 #pragma unroll
         for (int own = 0; own < OWN; ++own) {
             const int row = first + 64 * (own / 2) + 8 * (own % 2);
-#pragma unroll
-            for (int slot = 0; slot < SLOTS; ++slot) {
-                float total = *meeting(part.set(), BEFORE + slot, 0, row);
-#pragma unroll
-                for (int other = 1; other < PARTS; ++other) total = tail::both(level, slot, total, *meeting(part.set(), BEFORE + slot, other, row));
-                parts[own][slot] = total;
-            }
-            if constexpr (MOMENTS) {
-                const float mean = parts[own][0] * (1.0f / tail::COLS);
-#pragma unroll
-                for (int other = 0; other < PARTS; ++other) {
-                    const float count = columns(other), off = count > 0.0f ? *meeting(part.set(), BEFORE, other, row) / count - mean : 0.0f;
-                    parts[own][1] = fmaf(count * off, off, parts[own][1]);
-                }
-            }
+            all_numbers<LEVEL>(parts[own], [&](int slot, int other) { return *meeting(part.set(), BEFORE + slot, other, row); });
         }
         if constexpr (TURNS && CLUSTER > 1) {
             __syncwarp();

@@ -14,18 +14,22 @@ fn plain(m: usize, k: usize, n: usize) -> HopperKernel {
 }
 
 fn of_operands(operands: Dtype, m: usize, k: usize, n: usize) -> HopperKernel {
+    HopperKernel::new(lowered(operands, [m, k, n], false), &CudaTarget::new(Arch::Sm90a, 132)).unwrap()
+}
+
+fn lowered(operands: Dtype, [m, k, n]: [usize; 3], routed: bool) -> LoweredMatmul {
     let shape = shape(m, k, n);
     let launch = MatmulLaunch { args: Vec::new(), shape, prologue_axes: Vec::new(), axes: Vec::new() };
-    let matmul = Matmul {
+    let product = Matmul {
         left: operands,
         right: operands,
         result: Types::of(operands).sums,
         rights: 1,
-        routed: false,
+        routed,
         prologue: None,
         epilogue: None,
     };
-    HopperKernel::new(LoweredMatmul { product: matmul, launch }, &CudaTarget::new(Arch::Sm90a, 132)).unwrap()
+    LoweredMatmul { product, launch }
 }
 
 #[test]
@@ -44,7 +48,9 @@ fn tiles_of_bytes_are_taken_in_turn_where_there_are_many() {
     assert_eq!(of_operands(Dtype::I8, 4096, 4096, 4096).tile, TURNS);
     assert!(turns(8192, 768, 3072) && !turns(1024, 768, 3072) && !turns(1024, 3072, 768));
     // Routed rows are gathered more slowly: wide tiles gather them less often.
-    let columns = |dtype| fastest_routed(132, &shape(16384, 4096, 4096), dtype, 132).0.columns;
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    let routed = |dtype| HopperKernel::routed(lowered(dtype, [16384, 4096, 4096], true), 132, &target).unwrap();
+    let columns = |dtype| routed(dtype).tile.columns;
     assert_eq!((columns(Dtype::I8), columns(Dtype::Bf16)), (256, 192));
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_graph::Dtype;
 
-use super::time::{Following, GATHERED, tile_us, warps_us};
+use super::time::{Following, tile_us};
 use super::{ROWS, steps};
 
 /// What is multiplied, and what its sums are handed over as.
@@ -59,7 +59,8 @@ pub struct HopperTile {
     pub sharing: Sharing,
     /// blocks of a cluster that share K; 1 where warpgroups take turns
     pub split: usize,
-    /// whether what follows works by rows on sums where they are, and not on sums that pass through shared memory
+    /// whether what follows works by rows on sums where they are, and not on sums that pass through shared memory; blocks that have rows
+    /// together meet in a cluster, or where sums are of bytes in memory
     pub by_rows: bool,
     /// blocks of a cluster that have the same columns of B, each of which fetches its share for all; 1 where every block fetches its own
     pub sharers: usize,
@@ -71,9 +72,10 @@ impl HopperTile {
         if self.sharing == Sharing::Columns { self.columns / 2 } else { self.columns }
     }
 
-    /// Whether its rows can be gathered: there is a list of tiles of [`ROWS`].
+    /// Whether its rows can be gathered: there is a list of tiles of [`ROWS`]. Threads that gather leave others fewer registers.
     pub(super) fn can_be_routed(&self) -> bool {
-        self.rows == ROWS && self.split == 1 && !self.by_rows && self.sharers == 1 && self.sharing != Sharing::Columns
+        let has_registers = !self.by_rows || self.columns <= 128;
+        self.rows == ROWS && self.split == 1 && self.sharers == 1 && self.sharing != Sharing::Columns && has_registers
     }
 
     /// Whether the sums of a warpgroup fit its registers, and those of a cluster its shared memory.
@@ -132,8 +134,10 @@ pub(super) fn tiles(shape: &MatmulShape, types: Types) -> impl Iterator<Item = H
     // Whole sums take twice the registers of rounded ones while they are finished; those of a stage are held beside those of all.
     let [turns, shared] = if types.adds_stages() { [96, 160] } else { [128, 256] };
     let widest = move |tile: &HopperTile| if tile.sharing == Sharing::Turns { turns } else { shared };
-    let whole =
-        move |tile: &HopperTile| tile.split == 1 && tile.rows == ROWS && !tile.by_rows && tile.columns <= widest(tile);
+    let whole = move |tile: &HopperTile| {
+        let sums_stay = !tile.by_rows || (types.operands == Dtype::I8 && tile.sharing != Sharing::Columns);
+        tile.split == 1 && tile.rows == ROWS && sums_stay && tile.columns <= widest(tile)
+    };
     all.filter(move |tile| tile.is_possible() && tile.split <= steps && (!types.has_float_sums() || whole(tile)))
 }
 
@@ -151,19 +155,4 @@ pub(in crate::cuda) fn fastest_walk(shape: &MatmulShape, processors: usize) -> H
 /// Time of a matmul whose blocks walk over tiles, roughly.
 pub(in crate::cuda) fn walk_us(tile: &HopperTile, shape: &MatmulShape, processors: usize) -> f64 {
     tile_us(tile, shape, Following::default(), 1, processors)
-}
-
-/// How rows that are routed to experts are cut, of which there are so many tiles along the rows, and the time of these. They are gathered more
-/// slowly than whole tiles are fetched.
-pub(in crate::cuda) fn fastest_routed(
-    row_tiles: usize,
-    shape: &MatmulShape,
-    operands: Dtype,
-    processors: usize,
-) -> (HopperTile, f64) {
-    let shape = MatmulShape { m: row_tiles * ROWS, ..shape.clone() };
-    let time = |tile: &HopperTile| warps_us(tile, &shape, Types::of(operands), processors, GATHERED);
-    let tiles = tiles(&shape, Types::of(operands)).filter(HopperTile::can_be_routed);
-    let tile = tiles.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TURNS);
-    (tile, time(&tile))
 }

@@ -61,7 +61,7 @@ pub(crate) fn library_us(shape: &MatmulShape, epilogue: LibraryEpilogue) -> f64 
         let blocks = (shape.m.div_ceil(rows) * shape.n.div_ceil(columns) * shape.batches()) as f64;
         let (busy, area) = ((blocks / PROCESSORS).min(1.0), (rows * columns) as f64 / 128.0);
         let lines = rows as f64 * crossed(shape.a) + columns as f64 / 2.0 * crossed(shape.b);
-        let stage = joined([area * (0.00121 + 0.00135 * busy), lines * (0.00049 + 0.00039 * busy), 0.1]);
+        let stage = joined(&[area * (0.00121 + 0.00135 * busy), lines * (0.00049 + 0.00039 * busy), 0.1]);
         (blocks / PROCESSORS).ceil() * (steps * stage + 0.0044 * area)
     };
     let best = LIBRARY_TILES.into_iter().map(tile).fold(f64::INFINITY, f64::min);
@@ -91,7 +91,7 @@ const FEW_COLUMNS: usize = 1024;
 const LONG: usize = 2048;
 
 /// Time of things that go on at once: a little more than that of the longest.
-fn joined(times: [f64; 3]) -> f64 {
+fn joined(times: &[f64]) -> f64 {
     times.iter().map(|time| time.powi(5)).sum::<f64>().powf(0.2)
 }
 
@@ -183,7 +183,7 @@ fn stage_us(tile: &HopperTile, shape: &MatmulShape, busy: f64) -> f64 {
     let multiplied = (rows * columns) as f64 / 128.0 * (0.00097 + 0.00162 * busy);
     // Those that share a stage wait for each other.
     let wait = if sharers > 1 { 0.034 } else { 0.0 };
-    joined([multiplied, lines * (0.00047 + 0.00079 * busy), 0.0]) + wait
+    joined(&[multiplied, lines * (0.00047 + 0.00079 * busy)]) + wait
 }
 
 /// Time of what must come from memory and go there, in bytes of two each.
@@ -208,9 +208,14 @@ pub(super) fn warps_us(tile: &HopperTile, shape: &MatmulShape, types: Types, pro
     // Sums of a stage are added while the matrix units wait, but for those of the other warpgroup.
     let added = if types.adds_stages() { 1.25 } else { 1.0 };
     let multiply = steps * loads.max(columns * 0.0027 * added);
+    // Where rows need all of their tiles, blocks wait for each other, and results go to memory in small pieces.
+    let [alone, shared, last] = match tile.by_rows {
+        true => [8.0 + columns * 0.075, 3.9 + columns * 0.039, 8.0 + columns * 0.075],
+        false => [columns * 0.0285, columns * 0.017, columns * 0.024],
+    };
     match tile.sharing {
-        Sharing::Turns => 2.4 + waves * multiply.max(columns * 0.0285) + columns * 0.024,
-        Sharing::Rows | Sharing::Columns => 2.4 + waves * (multiply + columns * 0.017),
+        Sharing::Turns => 2.4 + waves * multiply.max(alone) + last,
+        Sharing::Rows | Sharing::Columns => 2.4 + waves * (multiply + shared),
     }
 }
 

@@ -43,5 +43,8 @@ static __device__ __forceinline__ void walk(const Parameters& p, Ring ring, char
             finish_tile(p, {tile.batch, tile.row + 64 * first, tile.column}, s_base + AT_STAGED + warpgroup * STAGED_BYTES, warpgroup, sums);
 #endif
         }
+#ifdef MEETS
+        end_meetings(p);
+#endif
     }
 }

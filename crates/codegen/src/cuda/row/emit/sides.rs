@@ -151,16 +151,8 @@ impl Writer<'_> {
         self.line("};");
         self.open(format!("static __device__ __forceinline__ {name} {function} {{"));
         self.line("const bool in = true;");
-        let index = |operand: &Operand| match self.it.body.args[operand.arg].access {
-            Access::GatheredRow { index } => Some(usize::from(index)),
-            Access::Row | Access::PerRow | Access::Columns => None,
-        };
-        let indices: Vec<usize> = loads.iter().filter_map(index).collect();
-        if !indices.is_empty() {
-            // Whoever hands sums over has looked at the indices.
-            self.line("constexpr bool live = false;");
-            self.line("constexpr int lane = 0, part = 0;");
-        }
+        let indices: Vec<usize> = loads.iter().filter_map(|operand| self.index_of(operand.arg)).collect();
+        self.indices_are_known(&indices);
         self.addresses(|_, arg| loads.iter().any(|operand| operand.arg == arg) || indices.contains(&arg));
         self.line(format!("{name} operands;"));
         for Operand { arg, load, .. } in &loads {
@@ -168,6 +160,22 @@ impl Writer<'_> {
         }
         self.line("return operands;");
         self.close();
+    }
+
+    /// Which argument has the indices that pick rows of this one, if any do.
+    pub(super) fn index_of(&self, arg: usize) -> Option<usize> {
+        match self.it.body.args[arg].access {
+            Access::GatheredRow { index } => Some(usize::from(index)),
+            Access::Row | Access::PerRow | Access::Columns => None,
+        }
+    }
+
+    /// Names that addresses of picked rows want: whoever hands sums over has looked at the indices, and told of those that pick nothing.
+    pub(super) fn indices_are_known(&mut self, indices: &[usize]) {
+        if !indices.is_empty() {
+            self.line("constexpr bool live = false;");
+            self.line("constexpr int lane = 0, part = 0;");
+        }
     }
 
     /// What an expression reads from memory, if it does.

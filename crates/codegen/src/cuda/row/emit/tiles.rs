@@ -3,11 +3,12 @@
 //!
 //! A thread has chunks of V columns of its rows. What it knows of a row is a `Row`. Of each sweep, `Level<L>`:
 //! - `Facts<L>`: numbers that the sweep reduces a row to (`SLOTS`, the first is number `FIRST` of all), the map by which it stores a result (`PUT`, -1 for none).
-//! - `shared(Level<L>, p, col)`: what all rows read of V columns, loaded once for the rows of a thread.
+//! - `pick(p, row)`: where what indices pick lies, which is the same for all rows of a tile, of which `row` is one.
+//! - `shared(Level<L>, p, col, picked)`: what all rows of a tile read of V columns, loaded once for the rows of a thread.
 //! - `take(Level<L>, p, own, c, col, sums, carried, shared)`: the work on chunk c of a row. `carried` has a word of each operand that
 //!   comes with the tile. Returns the pair of 16-bit results that leaves with the tile.
-//! - `gather` reduces this thread's chunks and those of its row's other threads, `both` combines the results of two parts of a row, `meet`
-//!   keeps the result of the whole row; `numbers` stores results that are one number per row.
+//! - `gather` reduces this thread's chunks and those of its row's other threads, `both` combines the results of two parts of a row, `nothing`
+//!   is the result of none, `meet` keeps the result of the whole row; `numbers` stores results that are one number per row.
 //!
 //! Sums of squares about a mean would need the mean of the whole row, and so a second exchange between those who have parts of it. They are
 //! taken about each part's own mean (`Facts<L>::MOMENTS`, `squares`) and combined with the sums: a part of n columns with mean m adds
@@ -47,6 +48,7 @@ pub(crate) fn emit_tile_rows(emission: &Emission, arguments: TileArguments) -> S
     writer.prefetch_shared();
     writer.row_state(arguments);
     writer.begin();
+    writer.pick();
     for level in 0..levels {
         writer.tile_level(level, arguments);
     }
@@ -170,10 +172,30 @@ impl Writer<'_> {
         pass.stages.iter().any(stores)
     }
 
-    /// Arguments of which all rows read the same in this sweep, and the function that loads them.
+    /// Where rows of tables lie that indices pick.
+    fn pick(&mut self) {
+        let picked = |arg: &usize| self.index_of(*arg).is_some();
+        let args: Vec<usize> = (0..self.it.body.args.len()).filter(picked).collect();
+        let indices: Vec<usize> = args.iter().filter_map(|&arg| self.index_of(arg)).collect();
+        self.open("struct Picked {");
+        for arg in &args {
+            self.line(format!("const char* g{arg};"));
+        }
+        self.depth -= 1;
+        self.line("};");
+        self.open(format!("{FUNCTION} Picked pick(const Parameters& p, const i64 row) {{"));
+        self.indices_are_known(&indices);
+        self.addresses(|_, arg| args.contains(&arg) || indices.contains(&arg));
+        let names: Vec<String> = args.iter().map(|arg| format!("g{arg}")).collect();
+        self.line(format!("return {{{}}};", names.join(", ")));
+        self.close();
+    }
+
+    /// Arguments of which all rows of a tile read the same in this sweep, and the function that loads them.
     fn shared_values(&mut self, level: usize, pass: &Pass) -> Vec<usize> {
         let reads = |arg: &usize| pass.lanes.iter().any(|&id| self.it.body.expr(id) == Expr::Load(*arg as u16));
-        let shared = |arg: &usize| self.is_shared_row(*arg) && !self.it.handed.contains(arg) && reads(arg);
+        let is_same = |arg: usize| self.is_shared_row(arg) || self.index_of(arg).is_some();
+        let shared = |arg: &usize| is_same(*arg) && !self.it.handed.contains(arg) && reads(arg);
         let args: Vec<usize> = (0..self.it.body.args.len()).filter(shared).collect();
         self.open(format!("struct Shared{level} {{"));
         for &arg in &args {
@@ -181,10 +203,17 @@ impl Writer<'_> {
         }
         self.depth -= 1;
         self.line("};");
-        self.open(format!("{FUNCTION} Shared{level} shared(Level<{level}>, const Parameters& p, const int col) {{"));
+        self.open(format!(
+            "{FUNCTION} Shared{level} shared(Level<{level}>, const Parameters& p, const int col, const Picked& picked = {{}}) {{"
+        ));
         self.inside();
         self.line("const i64 row = 0;");
-        self.addresses(|_, arg| args.contains(&arg));
+        self.addresses(|spec, arg| args.contains(&arg) && spec.access == Access::Row);
+        for &arg in &args {
+            if self.index_of(arg).is_some() {
+                self.line(format!("const char* const g{arg} = picked.g{arg};"));
+            }
+        }
         self.line(format!("Shared{level} values;"));
         for &arg in &args {
             let load = self.load(arg);
@@ -216,7 +245,7 @@ impl Writer<'_> {
             !shared.contains(&arg)
                 && !arguments.carried.contains(&arg)
                 && Some(arg) != put
-                && matches!(body.args[arg].access, Access::Row | Access::GatheredRow { .. })
+                && body.args[arg].access == Access::Row
         };
         self.addresses(|_, arg| direct(arg));
         if level == 0 {
@@ -303,6 +332,7 @@ impl Writer<'_> {
 
     fn tile_reductions(&mut self, level: usize, slots: &[(ReduceOp, u16)]) {
         let (mut start, mut gather, mut both, mut meet) = (String::new(), String::new(), String::new(), String::new());
+        let mut nothing = String::new();
         let (lanes, moments) = (self.it.config.threads_per_row, self.moments());
         for (slot, &(op, _, into)) in self.reductions(&self.it.passes.list[level].clone()).iter().enumerate() {
             let name = reduce_name(op);
@@ -314,11 +344,13 @@ impl Writer<'_> {
         }
         for (slot, &(op, into)) in slots.iter().enumerate() {
             let _ = write!(both, " if (slot == {slot}) return {}::both(a, b);", reduce_name(op));
+            let _ = write!(nothing, " if (slot == {slot}) return {}::start();", reduce_name(op));
             let _ = write!(meet, " own.r{into} = totals[{slot}];");
         }
         self.line(format!("{FUNCTION} void start(Level<{level}>, Row& own) {{{start} }}"));
         self.line(format!("{FUNCTION} void gather(Level<{level}>, const Row& own, float* parts) {{{gather} }}"));
         self.line(format!("{FUNCTION} float both(Level<{level}>, int slot, float a, float b) {{{both} return a; }}"));
+        self.line(format!("{FUNCTION} float nothing(Level<{level}>, int slot) {{{nothing} return 0.0f; }}"));
         self.line(format!("{FUNCTION} void meet(Level<{level}>, Row& own, const float* totals) {{{meet} }}"));
         match moments.filter(|moments| moments.level == level) {
             Some(moments) => self.squares(level, moments.value),
