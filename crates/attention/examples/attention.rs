@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use deuteron_attention::cpu::{
-    Backward, Forward, Heads, Inputs, Output, Scratch, Shared, Used, backward, combine, finish, forward,
+    Backward, Forward, Heads, Inputs, Output, Shared, Used, backward, combine, finish, forward,
 };
 use deuteron_attention::{Attention, ScoreRules};
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
+use deuteron_codegen::cpu::task::Floats;
 use deuteron_graph::Dtype;
 
 const ROUNDS: usize = 15;
@@ -67,7 +68,7 @@ struct Problem {
     fused: bool,
     layers: usize,
     tensors: Vec<Vec<u8>>,
-    logsumexp: Vec<f32>,
+    statistics: Vec<f32>,
     partials: Vec<f32>,
     gradients: Vec<f32>,
 }
@@ -110,7 +111,7 @@ impl Problem {
             fused: false,
             layers,
             tensors: tensors.collect(),
-            logsumexp: vec![0.0; 12 * queries],
+            statistics: vec![0.0; 24 * queries],
             partials: vec![0.0; attention.partial_elements()],
             gradients: vec![0.0; attention.gradient_elements()],
         }
@@ -136,14 +137,14 @@ impl Problem {
         let (isa, attention) = (Isa::detect(), self.attention);
         let inputs: Vec<Inputs> = (0..self.layers).map(|layer| self.inputs(layer)).collect();
         let (output, amx) = (self.heads(3), self.amx);
-        let logsumexp = Some(Shared(self.logsumexp.as_mut_ptr()));
+        let statistics = Some(Shared(self.statistics.as_mut_ptr()));
         let partials = Shared(self.partials.as_mut_ptr());
-        let job = |layer: usize| Forward { attention: &attention, inputs: &inputs[layer], logsumexp, partials, amx };
-        let first = |layer: usize, task: usize, scratch: &mut Scratch| {
+        let job = |layer: usize| Forward { attention: &attention, inputs: &inputs[layer], statistics, partials, amx };
+        let first = |layer: usize, task: usize, scratch: &mut Floats| {
             // SAFETY: the tensors have these sizes, and each task writes its own part.
             unsafe { forward(isa, &job(layer), &mut Output::Store(output), task, scratch) }
         };
-        let second = |layer: usize, task: usize, scratch: &mut Scratch| {
+        let second = |layer: usize, task: usize, scratch: &mut Floats| {
             // SAFETY: as above.
             unsafe { combine(isa, &job(layer), &mut Output::Store(output), task, scratch) }
         };
@@ -158,7 +159,7 @@ impl Problem {
             inputs: &inputs,
             output: self.heads(3),
             output_dtype: attention.dtype,
-            logsumexp: Shared(self.logsumexp.as_mut_ptr()),
+            statistics: Shared(self.statistics.as_mut_ptr()),
             output_gradient: self.heads(4),
             query_gradient: self.heads(5),
             key_gradient: self.heads(6),
@@ -166,11 +167,11 @@ impl Problem {
             partials: Shared(self.gradients.as_mut_ptr()),
             amx: self.amx,
         };
-        let first = |_: usize, task: usize, scratch: &mut Scratch| {
+        let first = |_: usize, task: usize, scratch: &mut Floats| {
             // SAFETY: the tensors have these sizes, and each task writes its own part.
             unsafe { backward(isa, &job, task, scratch) }
         };
-        let second = |_: usize, task: usize, scratch: &mut Scratch| {
+        let second = |_: usize, task: usize, scratch: &mut Floats| {
             // SAFETY: as above.
             unsafe { finish(isa, &job, task, scratch) }
         };
@@ -180,13 +181,13 @@ impl Problem {
 }
 
 /// A number of tasks, and how to run one of a layer.
-type Step<'a> = (usize, &'a (dyn Fn(usize, usize, &mut Scratch) + Sync));
+type Step<'a> = (usize, &'a (dyn Fn(usize, usize, &mut Floats) + Sync));
 
 /// Runs the steps in order, `runs` times, on threads that take the next task; this thread is one of them.
 fn each(threads: usize, runs: usize, attention: &Attention, steps: [Step; 2]) {
     let (next, barrier) = ([AtomicUsize::new(0), AtomicUsize::new(0)], Barrier::new(threads));
     let work = || {
-        let mut scratch = Scratch::new(attention);
+        let mut scratch = Floats::new(attention.scratch_elements());
         for run in 0..runs {
             for (step, (tasks, work)) in steps.iter().enumerate() {
                 loop {

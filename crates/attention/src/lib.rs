@@ -3,7 +3,7 @@
 //! `o = dropout(softmax(scale * q k^T + mask)) v`, a tile of queries against a tile of keys at a time, the softmax online.
 //!
 //! - Shapes: `q, o, do, dq: [batch, heads, queries, width]`, `k, v, dk, dv: [batch, kv_heads, keys, width]`; head `h` reads
-//!   key head `h / (heads / kv_heads)`. `logsumexp: f32[batch, heads, queries]`. Any strides, `width` contiguous.
+//!   key head `h / (heads / kv_heads)`. Any strides, `width` contiguous.
 //! - Of `keys` the first `used` are in use, a number given at run time; the others are not read. Causal: query `i` sees
 //!   keys `j <= i + used - queries`. In a cache each sequence has a number of its own: `used = position + queries`, where
 //!   `position` is that of its first query.
@@ -17,7 +17,8 @@
 //!   on a GPU's matrix units (there ties to even) a bf16 or f16 one, rounds the probabilities (before the division by their sum, after dropout) to its storage, ties away from 0, for their
 //!   product with `v`; nothing else is rounded before the result. Backward never rounds them, but on a GPU's
 //!   matrix units, where also the slopes of scores are rounded for the products with `q` and `k`.
-//! - A row that sees no key, or only scores of `-inf`, gives zeros and a logsumexp of `-inf`; its gradients are 0.
+//! - A row that sees no key, or only scores of `-inf`, gives zeros; its gradients are 0. Beside a mask of about -1e9 scores are rounded to multiples of 64,
+//!   and beside the smallest `f32` they are lost: keys of equal scores weigh the same there, forward and backward.
 //!   A key that causality or `used` hides is not seen: NaN there does not reach the row. One that an additive `-inf`, a window or
 //!   documents hide has probability 0, and 0 times NaN is NaN, unless its whole tile is skipped. A score of NaN or `+inf` makes its row NaN.
 //! - On CUDA the probabilities alone can be the result, `o: [batch, heads, queries, keys]`: there a row with a score of NaN or `+inf` is

@@ -1,17 +1,18 @@
 //! Backward, which recomputes the probabilities: a range of keys against all queries that see it.
 //!
-//! `p = exp(s - logsumexp)`, `ds = p * (kept * (do v^T) - rowsum(do * o))`,
+//! `p = exp(s - logsumexp)`, or that of forward again where the maximum is far below 0, `ds = p * (kept * (do v^T) - rowsum(do * o))`,
 //! `dv = (kept * p)^T do`, `dk = scale * ds^T q`, `dq = scale * ds k`.
 //!
 //! A key is a lane. `dk` and `dv` are summed in scratch, over the heads of a group in order. `dq` of a range of keys is
 //! summed in separate memory, and [`finish`](super::finish()) adds the ranges in order.
 
-use std::f32::consts::LN_2;
+use std::f32::consts::LOG2_E;
 
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
 use deuteron_codegen::cpu::simd::math::exp;
 use deuteron_codegen::cpu::simd::{Isa, Task};
+use deuteron_codegen::cpu::task::Floats;
 use deuteron_graph::Dtype;
 
 use super::super::Attention;
@@ -21,9 +22,9 @@ use super::product::{Product, Start};
 use super::rows::{Stored, Turn};
 use super::score::{RowsAre, ScoreTile, Scoring};
 use super::scratch::Places;
-use super::softmax::DEEPEST;
+use super::softmax::{FAR, Power, floored};
 use super::weights::{self, Part};
-use super::{Heads, Inputs, Scratch, Shared, TILE};
+use super::{Heads, Inputs, Shared, TILE};
 
 /// A backward run: the data shared by all its tasks.
 #[derive(Clone, Copy)]
@@ -37,7 +38,7 @@ pub struct Backward<'a> {
     /// How it is stored: `F32` where it was not rounded, which matters where slopes nearly cancel.
     pub output_dtype: Dtype,
     /// A result of forward.
-    pub logsumexp: Shared,
+    pub statistics: Shared,
     /// The gradient of the output.
     pub output_gradient: Heads,
     /// Gradients to write; those of keys and values are 0 from `used` on.
@@ -60,12 +61,12 @@ pub struct Backward<'a> {
 ///
 /// # Panics
 /// As [`forward`](super::forward()).
-pub unsafe fn backward(isa: Isa, backward: &Backward, task: usize, scratch: &mut Scratch) {
+pub unsafe fn backward(isa: Isa, backward: &Backward, task: usize, scratch: &mut Floats) {
     let Backward { attention, inputs, .. } = *backward;
     assert_eq!(attention.refusal(), None, "sizes of attention");
     assert_eq!(attention.kv, attention.dtype, "storage of a gradient");
     inputs.used.check(attention);
-    let places = scratch.places(attention);
+    let places = attention.places(scratch);
     isa.dispatch(Ranges { backward, task, places });
 }
 
@@ -272,7 +273,7 @@ unsafe fn query_tile<S: Simd>(
             slopes: places.slopes,
             mask: inputs.mask.map(|_| places.weights.cast_const()),
             kept: attention.dropout.map(|_| places.transposed.cast_const()),
-            logsumexp: job.logsumexp.0.add(first),
+            statistics: [0, attention.rows()].map(|start| job.statistics.0.add(start + first).cast_const()),
             row_sums: places.each.add(row),
         });
         // dv and dk, a key per lane.
@@ -319,7 +320,8 @@ struct Slopes<'a> {
     slopes: *mut f32,
     mask: Option<*const f32>,
     kept: Option<*const f32>,
-    logsumexp: *const f32,
+    /// Both of them, from the first row on.
+    statistics: [*const f32; 2],
     row_sums: *const f32,
 }
 
@@ -329,7 +331,42 @@ impl Slopes<'_> {
     fn tile(&self, scoring: Scoring, added: Option<*const f32>) -> ScoreTile {
         let Part { rows, keys, .. } = self.part;
         let (scores, scale, rows_are, causal) = (self.scores, self.attention.scale, RowsAre::Queries, false);
-        ScoreTile { scoring, scores, rows_are, rows, lanes: keys, count: keys, scale, added, causal }
+        let floors = !self.attention.decodes();
+        ScoreTile { scoring, scores, rows_are, floors, rows, lanes: keys, count: keys, scale, added, causal }
+    }
+
+    /// Probabilities of a row whose maximum is far below 0, and derivatives of its scores: scores and powers are rounded as forward rounds them, since
+    /// they are off by more than they differ. Where forward took sums in another order, a score may even be rounded to the next number; no probability
+    /// is above 1 for that.
+    ///
+    /// # Safety
+    /// Row and lanes are within the tiles.
+    #[inline(always)]
+    unsafe fn far<S: Simd>(&self, simd: S, row: usize, lane: usize, [maximum, inverse]: [f32; 2]) -> [S::Float; 2] {
+        let (at, is_power, one) = (row * TILE + lane, !self.attention.decodes(), simd.splat(1.0));
+        // SAFETY: the caller's promise.
+        let (s, derivative, scale) = unsafe {
+            let s = simd.load(self.scores.add(at));
+            let scaled = simd.mul(s, simd.splat(self.attention.scale));
+            match (self.scoring, self.mask) {
+                (Some(scoring), added) => {
+                    let [s, derivative] = scoring.at(simd, &self.tile(scoring, added), row, lane, s);
+                    (s, derivative, 1.0)
+                }
+                (None, Some(mask)) => {
+                    let mask = simd.load(mask.add(at));
+                    (simd.add(scaled, if is_power { floored(simd, mask) } else { mask }), one, 1.0)
+                }
+                (None, None) if is_power => (s, one, self.attention.scale),
+                (None, None) => (scaled, one, 1.0),
+            }
+        };
+        let power = match is_power {
+            true => Power::new(simd, scale * LOG2_E, maximum).of(simd, s),
+            false => exp(simd, simd.sub(s, simd.splat(maximum))),
+        };
+        let p = simd.mul(power, simd.splat(inverse));
+        [simd.select(simd.less(one, p), one, p), derivative]
     }
 }
 
@@ -344,24 +381,29 @@ impl Kernel for Slopes<'_> {
             let seen = self.attention.seen(query + row, self.used).1.saturating_sub(key).min(keys);
             // SAFETY: within the tiles; the statistics hold a number for each row.
             unsafe {
-                let logsumexp = *self.logsumexp.add(row);
-                // A row that has seen nothing, or whose keys are all masked by so much that the logsumexp has no digits left for the scores: all its
-                // probabilities are 0.
-                let shift = if logsumexp < DEEPEST * LN_2 { f32::INFINITY } else { logsumexp };
-                let (less, row_sum) = (simd.splat(-shift), simd.splat(*self.row_sums.add(row)));
+                let [logsumexp, inverse] = self.statistics.map(|from| *from.add(row));
+                let (less, row_sum) = (simd.splat(-logsumexp), simd.splat(*self.row_sums.add(row)));
                 for lane in (0..keys.next_multiple_of(16)).step_by(S::WIDTH) {
                     let at = row * TILE + lane;
                     let left = simd.first(seen.saturating_sub(lane).min(S::WIDTH));
                     let s = simd.load(self.scores.add(at));
-                    let (shifted, derivative) = match (self.scoring, self.mask) {
-                        (Some(scoring), added) => {
-                            let [s, derivative] = scoring.at(simd, &self.tile(scoring, added), row, lane, s);
-                            (simd.add(s, less), Some(derivative))
-                        }
-                        (None, Some(mask)) => (simd.add(simd.mul_add(s, scale, simd.load(mask.add(at))), less), None),
-                        (None, None) => (simd.mul_add(s, scale, less), None),
+                    let (p, derivative) = if logsumexp < FAR {
+                        let [p, derivative] = self.far(simd, row, lane, [logsumexp, inverse]);
+                        (p, Some(derivative))
+                    } else {
+                        let (shifted, derivative) = match (self.scoring, self.mask) {
+                            (Some(scoring), added) => {
+                                let [s, derivative] = scoring.at(simd, &self.tile(scoring, added), row, lane, s);
+                                (simd.add(s, less), Some(derivative))
+                            }
+                            (None, Some(mask)) => {
+                                (simd.add(simd.mul_add(s, scale, simd.load(mask.add(at))), less), None)
+                            }
+                            (None, None) => (simd.mul_add(s, scale, less), None),
+                        };
+                        (exp(simd, shifted), derivative)
                     };
-                    let p = simd.select(left, exp(simd, shifted), zero);
+                    let p = simd.select(left, p, zero);
                     let mut slope = simd.load(self.slopes.add(at));
                     let mut used = p;
                     if let Some(kept) = self.kept {

@@ -1,13 +1,17 @@
 //! Joins the results of ranges of keys.
 
-use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
-use deuteron_codegen::cpu::simd::math::exp;
-use deuteron_codegen::cpu::simd::{Isa, Task};
+use std::f32::consts::LN_2;
 
+use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
+use deuteron_codegen::cpu::simd::math::{exp, exp2};
+use deuteron_codegen::cpu::simd::{Isa, Task};
+use deuteron_codegen::cpu::task::Floats;
+
+use super::Output;
 use super::decode::{across, divide};
 use super::forward::{Forward, end_rows};
 use super::scratch::Places;
-use super::{Output, Scratch};
+use super::softmax::statistics;
 
 /// Runs one of `combine_tasks`, after all of [`forward`](super::forward()): finishes the rows of a tile of queries.
 ///
@@ -16,10 +20,10 @@ use super::{Output, Scratch};
 ///
 /// # Panics
 /// As [`forward`](super::forward()).
-pub unsafe fn combine(isa: Isa, forward: &Forward, output: &mut Output, task: usize, scratch: &mut Scratch) {
+pub unsafe fn combine(isa: Isa, forward: &Forward, output: &mut Output, task: usize, scratch: &mut Floats) {
     let attention = forward.attention;
     assert_eq!(attention.refusal(), None, "sizes of attention");
-    let places = scratch.places(attention);
+    let places = attention.places(scratch);
     isa.dispatch(Job { forward, output, task, places });
 }
 
@@ -46,11 +50,16 @@ impl Task for Job<'_, '_> {
             for row in 0..rows {
                 let from = forward.partials.0.add((first + row) * stride).cast_const();
                 let to = std::slice::from_raw_parts_mut(places.rows.add(row * padded), padded);
-                let ranges = Ranges { from, next, count: attention.splits() };
+                // Tiles take maxima as powers of 2.
+                let powers = !attention.decodes();
+                let ranges = Ranges { from, next, count: attention.splits(), powers };
                 let (maximum, sum) = simd.enter(Join { ranges, to: &mut *to, width });
                 divide(to, sum);
-                if let Some(logsumexp) = forward.logsumexp {
-                    logsumexp.0.add(first + row).write(maximum + sum.ln());
+                if let Some(to) = forward.statistics {
+                    let logsumexp = if powers { maximum * LN_2 } else { maximum } + sum.ln();
+                    let [first_of_row, inverse] = statistics(maximum, sum, logsumexp);
+                    to.0.add(first + row).write(first_of_row);
+                    to.0.add(attention.rows() + first + row).write(inverse);
                 }
             }
             end_rows(simd, attention, output, (batch, head, query), places.rows, rows);
@@ -64,6 +73,8 @@ struct Ranges {
     from: *const f32,
     next: usize,
     count: usize,
+    /// Whether maxima are powers of 2, not of e.
+    powers: bool,
 }
 
 /// Returns the maximum and the sum of all ranges, and writes the sums of values to `to`.
@@ -87,7 +98,9 @@ impl Kernel for Join<'_> {
             let shift = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
             let mut sum = 0.0;
             for i in 0..ranges.count {
-                let factor = across(simd, exp(simd, simd.splat(*range(i) - shift)), |first, _| first);
+                let less = simd.splat(*range(i) - shift);
+                let power = if ranges.powers { exp2(simd, less) } else { exp(simd, less) };
+                let factor = across(simd, power, |first, _| first);
                 sum += factor * *range(i).add(1);
                 let from = std::slice::from_raw_parts(range(i).add(2), width);
                 to.iter_mut().zip(from).for_each(|(to, &x)| *to += factor * x);

@@ -12,6 +12,7 @@ use super::rows::{Stored, sum_sixteen};
 use super::score::{RowsAre, ScoreTile, Scoring};
 use super::scratch::Places;
 use super::sizes::Task as Work;
+use super::softmax::statistics;
 use super::weights::{self, Part};
 use super::{Output, TILE};
 
@@ -91,7 +92,7 @@ unsafe fn end_queries<S: Simd>(simd: S, forward: &Forward, output: &mut Output, 
     let attention = forward.attention;
     let (padded, group, queries) = (attention.padded(), attention.group(), attention.queries);
     let split = attention.splits() > 1;
-    // SAFETY: as for `decode`; the rows of this task in the partials and the logsumexp are its own.
+    // SAFETY: as for `decode`; the rows of this task in the partials and the statistics are its own.
     unsafe {
         let first = (work.batch * attention.heads + work.head * group) * queries;
         for row in 0..group * queries {
@@ -106,8 +107,10 @@ unsafe fn end_queries<S: Simd>(simd: S, forward: &Forward, output: &mut Output, 
                 continue;
             }
             divide(sums, sum);
-            if let Some(logsumexp) = forward.logsumexp {
-                logsumexp.0.add(first + row).write(maximum + sum.ln());
+            if let Some(to) = forward.statistics {
+                let [first_of_row, inverse] = statistics(maximum, sum, maximum + sum.ln());
+                to.0.add(first + row).write(first_of_row);
+                to.0.add(attention.rows() + first + row).write(inverse);
             }
         }
         if !split {
@@ -206,6 +209,7 @@ impl Query {
             scoring,
             scores: self.scores,
             rows_are: RowsAre::Queries,
+            floors: false,
             rows: 1,
             lanes: self.count.next_multiple_of(16),
             count: self.count,

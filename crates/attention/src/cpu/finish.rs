@@ -2,8 +2,8 @@
 
 use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
 use deuteron_codegen::cpu::simd::{Isa, Task};
+use deuteron_codegen::cpu::task::Floats;
 
-use super::Scratch;
 use super::backward::Backward;
 use super::forward::stored;
 use super::scratch::Places;
@@ -15,9 +15,9 @@ use super::scratch::Places;
 ///
 /// # Panics
 /// As [`forward`](super::forward()).
-pub unsafe fn finish(isa: Isa, backward: &Backward, task: usize, scratch: &mut Scratch) {
+pub unsafe fn finish(isa: Isa, backward: &Backward, task: usize, scratch: &mut Floats) {
     assert_eq!(backward.attention.refusal(), None, "sizes of attention");
-    let places = scratch.places(backward.attention);
+    let places = backward.attention.places(scratch);
     isa.dispatch(Finish { backward, task, places });
 }
 

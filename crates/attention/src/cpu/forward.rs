@@ -1,10 +1,9 @@
 //! Forward: a tile of queries against the keys it sees.
 
-use std::f32::consts::LN_2;
-
 use deuteron_codegen::cpu::simd::amx::Amx;
 use deuteron_codegen::cpu::simd::lanes::{Kernel, Simd};
 use deuteron_codegen::cpu::simd::{Isa, Task};
+use deuteron_codegen::cpu::task::Floats;
 
 use super::super::Attention;
 use super::amx::Engine;
@@ -16,7 +15,7 @@ use super::scratch::Places;
 use super::sizes::Task as Work;
 use super::softmax::{Diagonal, Divide, Shift, Softmax};
 use super::weights::{self, Part};
-use super::{Finished, Heads, Inputs, Output, Scratch, Shared, TILE};
+use super::{Finished, Heads, Inputs, Output, Shared, TILE};
 
 /// A forward run: the data shared by all its tasks.
 #[derive(Clone, Copy)]
@@ -25,8 +24,9 @@ pub struct Forward<'a> {
     pub attention: &'a Attention,
     /// What is read.
     pub inputs: &'a Inputs,
-    /// `[batch, heads, queries]`, if requested.
-    pub logsumexp: Option<Shared>,
+    /// `[2, batch, heads, queries]`, if requested: what [`Backward`](super::Backward) takes of each row. First its logsumexp, infinite where it has seen
+    /// nothing, or in its place a maximum that is far below 0, then 1 over its sum.
+    pub statistics: Option<Shared>,
     /// Of `partial_elements`; not touched if that is 0.
     pub partials: Shared,
     /// Matrix tiles, for bf16: the caller's [`Amx::detect`].
@@ -41,11 +41,11 @@ pub struct Forward<'a> {
 ///
 /// # Panics
 /// If the sizes are refused ([`Attention::refusal`]), `used` is above `keys`, or `scratch` was made for smaller sizes.
-pub unsafe fn forward(isa: Isa, forward: &Forward, output: &mut Output, task: usize, scratch: &mut Scratch) {
+pub unsafe fn forward(isa: Isa, forward: &Forward, output: &mut Output, task: usize, scratch: &mut Floats) {
     let Forward { attention, inputs, .. } = *forward;
     assert_eq!(attention.refusal(), None, "sizes of attention");
     inputs.used.check(attention);
-    let places = scratch.places(attention);
+    let places = attention.places(scratch);
     isa.dispatch(Job { forward, output, work: attention.task(task), places });
 }
 
@@ -159,8 +159,9 @@ unsafe fn key_tile<S: Simd>(simd: S, forward: &Forward, part: Part, places: Plac
             match changes {
                 Some(scoring) => {
                     let (rows_are, rows, causal) = (RowsAre::Keys, part.keys, attention.causal);
+                    let (floors, count, added) = (true, lanes, mask);
                     let tile =
-                        ScoreTile { scoring, scores, rows_are, rows, lanes, count: lanes, scale, added: mask, causal };
+                        ScoreTile { scoring, scores, rows_are, floors, rows, lanes, count, scale, added, causal };
                     tile.run(simd);
                 }
                 None => Shift { scores, keys: part.keys, lanes, scale, mask, diagonal }.run(simd),
@@ -235,14 +236,15 @@ unsafe fn end_tile<S: Simd>(simd: S, forward: &Forward, output: &mut Output, wor
             let all = attention.batch * attention.heads * attention.queries;
             for r in 0..work.rows {
                 let to = forward.partials.0.add((work.split * all + row + r) * stride);
-                to.write(*places.maximum.add(r) * LN_2);
+                to.write(*places.maximum.add(r));
                 to.add(1).write(*places.sum.add(r));
                 std::ptr::copy_nonoverlapping(places.rows.add(r * padded), to.add(2), attention.width);
             }
             return;
         }
-        if let Some(logsumexp) = forward.logsumexp {
-            std::ptr::copy_nonoverlapping(places.sum, logsumexp.0.add(row), work.rows);
+        if let Some(statistics) = forward.statistics {
+            std::ptr::copy_nonoverlapping(places.sum, statistics.0.add(row), work.rows);
+            std::ptr::copy_nonoverlapping(places.maximum, statistics.0.add(attention.rows() + row), work.rows);
         }
         end_rows(simd, attention, output, (work.batch, work.head, work.query), places.rows, work.rows);
     }

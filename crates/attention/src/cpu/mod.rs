@@ -1,7 +1,7 @@
 //! Attention on the CPU.
 //!
 //! The caller owns the threads: it runs every task `0..forward_tasks()` in any order on any thread, each thread with its
-//! own [`Scratch`]; if keys are split, then every task `0..combine_tasks()`. Backward likewise: [`backward()`], then
+//! own memory ([`Attention::scratch_elements`]); if keys are split, then every task `0..combine_tasks()`. Backward likewise: [`backward()`], then
 //! [`finish()`]. Nothing allocates while running.
 //!
 //! - `forward.rs`: a tile of queries against tiles of keys, a query per lane: neither keys nor values are packed, and the
@@ -34,7 +34,6 @@ pub use backward::{Backward, backward};
 pub use combine::combine;
 pub use finish::finish;
 pub use forward::{Forward, forward};
-pub use scratch::Scratch;
 pub use sizes::Ended;
 
 use deuteron_graph::Dtype;

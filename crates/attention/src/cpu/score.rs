@@ -170,11 +170,7 @@ impl Scoring {
             });
             let added = tile.added.map(|added| {
                 let added = simd.load(added.add(row * TILE + lane));
-                // The gradient takes scores by their logsumexp, which is no power of 2.
-                match tile.rows_are {
-                    RowsAre::Keys => floored(simd, added),
-                    RowsAre::Queries => added,
-                }
+                if tile.floors { floored(simd, added) } else { added }
             });
             self.worked(simd, simd.mul(s, simd.splat(tile.scale)), distance, added, own, tile.causal)
         }
@@ -186,6 +182,8 @@ pub(super) struct ScoreTile {
     pub scoring: Scoring,
     pub scores: *mut f32,
     pub rows_are: RowsAre,
+    /// Whether the scores are taken as powers of 2, for which a finite mask may be too small.
+    pub floors: bool,
     pub rows: usize,
     /// Up to a multiple of 16.
     pub lanes: usize,

@@ -1,15 +1,11 @@
 //! The memory of one thread.
 
-use deuteron_codegen::cpu::simd::lines::{LINE, Lines};
+use deuteron_codegen::cpu::simd::lines::LINE;
 use deuteron_codegen::cpu::simd::philox::SLACK;
+use deuteron_codegen::cpu::task::Floats;
 
 use super::super::Attention;
 use super::TILE;
-
-/// Tiles of one thread. Running allocates nothing.
-pub struct Scratch {
-    memory: Lines,
-}
 
 /// Offsets of the tiles. Every tile starts on a cache line; rows hold [`TILE`] or `padded` elements.
 #[derive(Clone, Copy)]
@@ -50,25 +46,21 @@ pub(super) struct Places {
     pub weight_pairs: *mut u32,
 }
 
-impl Scratch {
-    /// Memory for one thread that runs tasks of `attention`, in both directions.
-    pub fn new(attention: &Attention) -> Scratch {
-        let (_, elements) = places(attention, std::ptr::null_mut());
-        Scratch { memory: Lines::new(elements) }
+impl Attention {
+    /// Floats of one thread that runs tasks, in both directions. Running allocates nothing.
+    pub fn scratch_elements(&self) -> usize {
+        places(self, std::ptr::null_mut()).1
     }
 
+    /// The places of a thread.
+    ///
     /// # Panics
-    /// If it was made for smaller sizes.
-    pub(super) fn places(&mut self, attention: &Attention) -> Places {
-        let (places, elements) = places(attention, self.memory.pointer());
-        let there = self.memory.elements();
+    /// If it has less memory.
+    pub(super) fn places(&self, scratch: &mut Floats) -> Places {
+        let (places, elements) = places(self, scratch.pointer());
+        let there = scratch.count();
         assert!(elements <= there, "scratch of {there} elements for {elements}");
         places
-    }
-
-    #[cfg(test)]
-    pub(crate) fn poison(&mut self) {
-        self.memory.fill(f32::NAN);
     }
 }
 

@@ -40,6 +40,11 @@ pub struct Ended {
 }
 
 impl Attention {
+    /// Rows of queries.
+    pub(super) fn rows(&self) -> usize {
+        self.batch * self.heads * self.queries
+    }
+
     /// Tasks of [`forward`](super::forward()).
     pub fn forward_tasks(&self) -> usize {
         self.units() * self.splits()

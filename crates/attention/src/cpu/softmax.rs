@@ -28,7 +28,19 @@ impl Diagonal {
 }
 
 /// `-2^30`. A maximum below it is rounded to multiples of 128, and what is cut off may overflow as a power of 2.
-pub(super) const DEEPEST: f32 = -1_073_741_824.0;
+const DEEPEST: f32 = -1_073_741_824.0;
+
+/// Maxima below it, as masks make them, are kept beside the sum of a row: their logsumexp would have few digits left for the sum, beside -1e9 none.
+pub(super) const FAR: f32 = -8192.0;
+
+/// What the gradient takes of a row, by which its probabilities are those of forward: its logsumexp, or a maximum that is below [`FAR`], in forward's own
+/// units; and 1 over its sum. Infinity and 0 where the row has seen nothing.
+pub(super) fn statistics(maximum: f32, sum: f32, logsumexp: f32) -> [f32; 2] {
+    match sum == 0.0 {
+        true => [f32::INFINITY, 0.0],
+        false => [if maximum < FAR { maximum } else { logsumexp }, 1.0 / sum],
+    }
+}
 
 /// The smallest finite mask that is added as it is: what is smaller, such as the smallest `f32`, would overflow to `-inf` in powers of 2, and a
 /// row whose keys are all masked by it would be empty instead of even.
@@ -181,7 +193,7 @@ impl Kernel for Softmax {
 
 /// `2^(scale * s - shift)`.
 #[derive(Clone, Copy)]
-struct Power<S: Simd> {
+pub(super) struct Power<S: Simd> {
     scale: S::Float,
     shift: S::Float,
     /// `-shift`
@@ -191,8 +203,15 @@ struct Power<S: Simd> {
 }
 
 impl<S: Simd> Power<S> {
+    /// Of one shift for all lanes.
     #[inline(always)]
-    fn of(&self, simd: S, s: S::Float) -> S::Float {
+    pub fn new(simd: S, scale: f32, shift: f32) -> Power<S> {
+        let [scale, to, less] = [scale, shift, -shift].map(|x| simd.splat(x));
+        Power { scale, shift: to, less, is_deep: shift < DEEPEST }
+    }
+
+    #[inline(always)]
+    pub fn of(&self, simd: S, s: S::Float) -> S::Float {
         let fused = exp2(simd, simd.mul_add(s, self.scale, self.less));
         if !self.is_deep {
             return fused;
@@ -224,14 +243,15 @@ fn pair_of<S: Simd>(simd: S, [low, high]: [S::Float; 2]) -> S::Int {
     simd.or(simd.shift_right::<16>(low), simd.and(high, simd.splat_int(-0x1_0000)))
 }
 
-/// Finishes the softmax of a tile: `o / sum`, and the logsumexp.
+/// Finishes the softmax of a tile: `o / sum`, and the [`statistics`] of its rows.
 pub(super) struct Divide {
     /// `[width][TILE]`, a query per lane.
     pub sums: *mut f32,
     pub width: usize,
     pub lanes: usize,
-    pub maximum: *const f32,
-    /// Gets the logsumexp.
+    /// Gets 1 over the sum.
+    pub maximum: *mut f32,
+    /// Gets the logsumexp, or a maximum that is far below 0.
     pub sum: *mut f32,
 }
 
@@ -260,7 +280,9 @@ impl Kernel for Divide {
                 }
                 let maximum = simd.load(self.maximum.add(lane));
                 let logsumexp = simd.mul_add(maximum, simd.splat(LN_2), log(simd, sum));
-                simd.store(self.sum.add(lane), logsumexp);
+                let first = simd.select(simd.less(maximum, simd.splat(FAR)), maximum, logsumexp);
+                simd.store(self.sum.add(lane), simd.select(unseen, simd.splat(f32::INFINITY), first));
+                simd.store(self.maximum.add(lane), simd.select(unseen, zero, inverse));
             }
         }
     }

@@ -2,14 +2,13 @@
 
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
+use deuteron_codegen::cpu::task::Floats;
 use deuteron_graph::Dtype;
 use half::{bf16, f16};
 
 use super::Numbers;
 use super::formula::Formula;
-use crate::cpu::{
-    Backward, Forward, Heads, Inputs, Mask, Output, Scratch, Shared, Used, backward, combine, finish, forward,
-};
+use crate::cpu::{Backward, Forward, Heads, Inputs, Mask, Output, Shared, Used, backward, combine, finish, forward};
 use crate::{Attention, Dropout, ScoreRules};
 
 /// How positions and heads lie.
@@ -106,7 +105,7 @@ pub struct Case {
 #[derive(Clone)]
 pub struct Run {
     pub o: Tensor,
-    pub logsumexp: Vec<f32>,
+    pub statistics: Vec<f32>,
     pub gradients: [Tensor; 3],
 }
 
@@ -177,7 +176,7 @@ impl Case {
         let rows = batch * heads * queries;
         let mut run = Run {
             o: tensor(&attention, self.layout, heads, queries, 0),
-            logsumexp: vec![f32::NAN; rows],
+            statistics: vec![f32::NAN; 2 * rows],
             gradients: [(heads, queries, 0), (kv_heads, keys, 1), (kv_heads, keys, 2)]
                 .map(|(heads, positions, third)| tensor(&attention, self.layout, heads, positions, third)),
         };
@@ -194,19 +193,19 @@ impl Case {
         let job = Forward {
             attention: &attention,
             inputs: &inputs,
-            logsumexp: Some(Shared(run.logsumexp.as_mut_ptr())),
+            statistics: Some(Shared(run.statistics.as_mut_ptr())),
             partials: Shared(partials.as_mut_ptr()),
             amx: machine.amx,
         };
-        let mut scratch = Scratch::new(&attention);
+        let mut scratch = Floats::new(attention.scratch_elements());
         let mut output = Output::Store(run.o.heads());
         for task in self.ordered(attention.forward_tasks()) {
-            scratch.poison();
+            scratch.fill(f32::NAN);
             // SAFETY: all tensors were made for these sizes, and nothing else uses them.
             unsafe { forward(machine.isa, &job, &mut output, task, &mut scratch) };
         }
         for task in self.ordered(attention.combine_tasks()) {
-            scratch.poison();
+            scratch.fill(f32::NAN);
             // SAFETY: as above, and forward is done.
             unsafe { combine(machine.isa, &job, &mut output, task, &mut scratch) };
         }
@@ -218,7 +217,7 @@ impl Case {
                 inputs: &inputs,
                 output: run.o.heads(),
                 output_dtype: attention.dtype,
-                logsumexp: Shared(run.logsumexp.as_mut_ptr()),
+                statistics: Shared(run.statistics.as_mut_ptr()),
                 output_gradient: self.output_gradient.heads(),
                 query_gradient: q.heads(),
                 key_gradient: k.heads(),
@@ -227,12 +226,12 @@ impl Case {
                 amx: machine.amx,
             };
             for task in self.ordered(attention.backward_tasks()) {
-                scratch.poison();
+                scratch.fill(f32::NAN);
                 // SAFETY: as above.
                 unsafe { backward(machine.isa, &job, task, &mut scratch) };
             }
             for task in self.ordered(attention.finish_tasks()) {
-                scratch.poison();
+                scratch.fill(f32::NAN);
                 // SAFETY: as above, and backward is done.
                 unsafe { finish(machine.isa, &job, task, &mut scratch) };
             }

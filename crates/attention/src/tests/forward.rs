@@ -1,10 +1,11 @@
 //! Forward.
 
+use deuteron_codegen::cpu::task::Floats;
 use deuteron_graph::Dtype;
 
 use super::case::{dropout, plain};
 use super::{Case, LENGTHS, Layout, MaskKind, Numbers, WIDTHS, machines};
-use crate::cpu::{Finished, Forward, Inputs, Output, Scratch, Shared, Used, forward};
+use crate::cpu::{Finished, Forward, Inputs, Output, Shared, Used, forward};
 use crate::{Attention, Dropout};
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
@@ -195,12 +196,12 @@ fn finished_rows_are_handed_on_in_f32() {
         let job = Forward {
             attention: &attention,
             inputs: &inputs,
-            logsumexp: None,
+            statistics: None,
             partials: Shared(std::ptr::null_mut()),
             amx: None,
         };
         let mut seen = vec![f32::NAN; formula.o.len()];
-        let mut scratch = Scratch::new(&attention);
+        let mut scratch = Floats::new(attention.scratch_elements());
         let isa = machines(Dtype::F32)[0].isa;
         let mut take = |rows: Finished| {
             for (r, row) in rows.values.chunks(rows.stride).enumerate() {
@@ -233,7 +234,7 @@ fn the_order_of_tasks_does_not_matter() {
                 case.run(machine, true)
             });
             assert_eq!(last_first.o.bytes, first_first.o.bytes);
-            assert_eq!(last_first.logsumexp, first_first.logsumexp);
+            assert_eq!(last_first.statistics, first_first.statistics);
             for n in 0..3 {
                 assert_eq!(last_first.gradients[n].bytes, first_first.gradients[n].bytes);
             }

@@ -4,6 +4,7 @@ mod backward;
 mod case;
 mod formula;
 mod forward;
+mod masks;
 mod scores;
 
 pub use case::{Case, Layout, MaskKind, machines, plain};

@@ -1,14 +1,13 @@
 //! Attention alone: the tasks are tiles of queries, and also ranges of keys if there are too few tiles.
 //!
-//! Tasks depend only on the sizes, so the bits do not depend on the number of threads. Workspaces and the sums of ranges
-//! are allocated when the launch is prepared.
+//! Tasks depend only on the sizes, so the bits do not depend on the number of threads. Tiles of workers and the sums of ranges are in memory that all
+//! launches share in turn: of its own, a launch would keep 0.3 MB for each thread.
 
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
-use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
-use deuteron_graph::memory;
+use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, Run, ScratchSizes, TaskError};
 
-use super::super::{Forward, Output, Scratch, Shared, combine, forward};
+use super::super::{Forward, Output, Shared, combine, forward};
 use super::AttentionLaunch;
 use crate::kernel::AttentionOperand;
 
@@ -17,8 +16,8 @@ use crate::kernel::AttentionOperand;
 pub(crate) struct AttentionTasks(pub AttentionLaunch);
 
 impl CpuLaunch for AttentionTasks {
-    fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask> {
-        Box::new(AttentionTask::new(self, threads, isa))
+    fn prepare(&self, _threads: usize, isa: Isa) -> Box<dyn CpuTask> {
+        Box::new(AttentionTask::new(self, isa))
     }
 }
 
@@ -27,29 +26,22 @@ pub(crate) struct AttentionTask {
     launch: AttentionLaunch,
     isa: Isa,
     amx: Option<Amx>,
-    /// One for each worker.
-    scratch: Vec<PerWorker<Scratch>>,
-    /// Results of ranges of keys, for the second step.
-    partials: Vec<f32>,
+    /// Tiles of each worker, and together the results of ranges of keys, for the second step.
+    sizes: ScratchSizes,
 }
 
 impl AttentionTask {
-    /// Prepares it for this many threads.
-    pub fn new(AttentionTasks(launch): &AttentionTasks, threads: usize, isa: Isa) -> AttentionTask {
+    /// Prepares it.
+    pub fn new(AttentionTasks(launch): &AttentionTasks, isa: Isa) -> AttentionTask {
         let attention = launch.kernel.sized(&launch.shape, 0);
-        AttentionTask {
-            launch: launch.clone(),
-            isa,
-            amx: Amx::detect(),
-            scratch: (0..threads).map(|_| PerWorker::new(Scratch::new(&attention))).collect(),
-            partials: memory::zeros(attention.partial_elements()),
-        }
+        let sizes = ScratchSizes { worker: attention.scratch_elements(), shared: attention.partial_elements() };
+        AttentionTask { launch: launch.clone(), isa, amx: Amx::detect(), sizes }
     }
 }
 
 impl CpuTask for AttentionTask {
     fn scratch(&self) -> ScratchSizes {
-        ScratchSizes::default()
+        self.sizes
     }
 
     unsafe fn run(&mut self, run: Run<'_>) -> Result<(), TaskError> {
@@ -59,11 +51,11 @@ impl CpuTask for AttentionTask {
         let job = Forward {
             attention: &attention,
             inputs: &inputs,
-            logsumexp: None,
-            partials: Shared(self.partials.as_mut_ptr()),
+            statistics: None,
+            partials: Shared(run.shared),
             amx: self.amx,
         };
-        let (isa, scratch) = (self.isa, &self.scratch);
+        let (isa, scratch) = (self.isa, run.scratch);
         let first = |worker: usize, task: usize| {
             // SAFETY: the caller's promise; a worker runs one task at a time, so its scratch is its own.
             unsafe { forward(isa, &job, &mut Output::Store(result), task, scratch[worker].get()) }

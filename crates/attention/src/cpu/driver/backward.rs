@@ -1,15 +1,16 @@
 //! The gradient of attention: attention is recomputed into the workspace, then gradients of ranges of keys are computed.
 //!
 //! Tasks depend only on the sizes, and partial results are added in order, so the bits do not depend on the
-//! number of threads.
+//! number of threads. All memory is shared by launches, which take turns: a program for each of many lengths would keep much otherwise.
 
 use deuteron_codegen::cpu::simd::Isa;
 use deuteron_codegen::cpu::simd::amx::Amx;
-use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
-use deuteron_graph::{Dtype, memory};
+use deuteron_codegen::cpu::simd::lines::LINE;
+use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, Run, ScratchSizes, TaskError};
+use deuteron_graph::Dtype;
 
 use super::super::super::Attention;
-use super::super::{Backward, Finished, Forward, Inputs, Output, Scratch, Shared, backward, combine, finish, forward};
+use super::super::{Backward, Finished, Forward, Inputs, Output, Shared, backward, combine, finish, forward};
 use super::{AttentionLaunch, heads};
 use crate::kernel::{AttentionShape, HeadStrides};
 
@@ -21,19 +22,17 @@ const MANY_QUERIES: usize = 64;
 pub(crate) struct AttentionBackwardTasks(pub AttentionLaunch);
 
 impl CpuLaunch for AttentionBackwardTasks {
-    fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask> {
+    fn prepare(&self, _threads: usize, isa: Isa) -> Box<dyn CpuTask> {
         let AttentionLaunch { kernel, shape, .. } = &self.0;
         let attention = kernel.sized(shape, 0);
         let rows = shape.batch * shape.heads * shape.queries;
+        let parts = [rows * kernel.width, 2 * rows, attention.partial_elements(), attention.gradient_elements()];
         Box::new(AttentionBackwardTask {
             launch: self.0.clone(),
             isa,
             amx: Amx::detect(),
-            scratch: (0..threads).map(|_| PerWorker::new(Scratch::new(&attention))).collect(),
-            result: memory::zeros(rows * kernel.width),
-            logsumexp: memory::zeros(rows),
-            partials: memory::zeros(attention.partial_elements()),
-            gradients: memory::zeros(attention.gradient_elements()),
+            tiles: attention.scratch_elements(),
+            parts: parts.map(|floats| floats.next_multiple_of(LINE)),
         })
     }
 }
@@ -42,28 +41,43 @@ struct AttentionBackwardTask {
     launch: AttentionLaunch,
     isa: Isa,
     amx: Option<Amx>,
-    /// One for each worker.
-    scratch: Vec<PerWorker<Scratch>>,
-    /// The recomputed result of attention, and results of its ranges of keys for the second step.
-    result: Vec<f32>,
-    logsumexp: Vec<f32>,
-    partials: Vec<f32>,
-    /// Gradients of queries by ranges of keys.
-    gradients: Vec<f32>,
+    /// Floats of the tiles of a worker.
+    tiles: usize,
+    /// Floats of the shared memory: the recomputed result of attention and the statistics of its rows, results of its ranges of keys for the
+    /// second step, and gradients of queries by ranges of keys.
+    parts: [usize; 4],
+}
+
+/// Where each part of the shared memory starts.
+#[derive(Clone, Copy)]
+struct Parts {
+    result: Shared,
+    statistics: Shared,
+    partials: Shared,
+    gradients: Shared,
 }
 
 impl CpuTask for AttentionBackwardTask {
     fn scratch(&self) -> ScratchSizes {
-        ScratchSizes::default()
+        ScratchSizes { worker: self.tiles, shared: self.parts.iter().sum() }
     }
 
     unsafe fn run(&mut self, run: Run<'_>) -> Result<(), TaskError> {
         // SAFETY: the caller's promise.
         let (attention, inputs) = unsafe { self.launch.bind(run.addresses) };
+        let [result, statistics, partials, _] = self.parts;
+        // SAFETY: the shared memory holds all parts.
+        let place = |floats: usize| Shared(unsafe { run.shared.add(floats) });
+        let parts = Parts {
+            result: place(0),
+            statistics: place(result),
+            partials: place(result + statistics),
+            gradients: place(result + statistics + partials),
+        };
         // SAFETY: the caller's promise; the second step runs when all tasks of the first are done.
         unsafe {
-            self.compute_again(run, &attention, &inputs)?;
-            self.differentiate(run, &attention, &inputs)
+            self.compute_again(run, &attention, &inputs, parts)?;
+            self.differentiate(run, &attention, &inputs, parts)
         }
     }
 }
@@ -75,22 +89,28 @@ impl AttentionBackwardTask {
         HeadStrides { batch: heads * positions * width, head: positions * width, position: width }
     }
 
-    /// Computes the result of attention, and the logarithms of its sums.
+    /// Computes the result of attention, and what the gradient takes of each of its rows.
     ///
     /// # Safety
     /// As for [`CpuTask::run`].
-    unsafe fn compute_again(&mut self, run: Run<'_>, attention: &Attention, inputs: &Inputs) -> Result<(), TaskError> {
+    unsafe fn compute_again(
+        &self,
+        run: Run<'_>,
+        attention: &Attention,
+        inputs: &Inputs,
+        parts: Parts,
+    ) -> Result<(), TaskError> {
         let HeadStrides { batch, head, position } = self.rows_of(self.launch.shape.queries);
-        let (result, width) = (Shared(self.result.as_mut_ptr()), self.launch.kernel.width);
+        let (result, width) = (parts.result, self.launch.kernel.width);
         let again = Forward {
             attention,
             inputs,
-            logsumexp: Some(Shared(self.logsumexp.as_mut_ptr())),
-            partials: Shared(self.partials.as_mut_ptr()),
+            statistics: Some(parts.statistics),
+            partials: parts.partials,
             // Matrix tiles round probabilities, which does not average out over a few rows.
             amx: self.amx.filter(|_| self.launch.shape.queries >= MANY_QUERIES),
         };
-        let (isa, scratch) = (self.isa, &self.scratch);
+        let (isa, scratch) = (self.isa, run.scratch);
         // SAFETY: a worker runs one task at a time, so its scratch is its own.
         let own = |worker: usize| unsafe { scratch[worker].get() };
         let keep = move |part: Finished<'_>| {
@@ -118,7 +138,13 @@ impl AttentionBackwardTask {
     ///
     /// # Safety
     /// As for [`CpuTask::run`]; the result of attention is there.
-    unsafe fn differentiate(&mut self, run: Run<'_>, attention: &Attention, inputs: &Inputs) -> Result<(), TaskError> {
+    unsafe fn differentiate(
+        &self,
+        run: Run<'_>,
+        attention: &Attention,
+        inputs: &Inputs,
+        parts: Parts,
+    ) -> Result<(), TaskError> {
         let AttentionShape { queries, keys, o, .. } = self.launch.shape;
         let place = |position: usize, strides| heads(self.launch.address(position, run.addresses), strides);
         // The gradient of the result, and the three that are written, are the last arguments.
@@ -126,17 +152,17 @@ impl AttentionBackwardTask {
         let job = Backward {
             attention,
             inputs,
-            output: heads(self.result.as_mut_ptr().cast(), self.rows_of(queries)),
+            output: heads(parts.result.0.cast(), self.rows_of(queries)),
             output_dtype: Dtype::F32,
-            logsumexp: Shared(self.logsumexp.as_mut_ptr()),
+            statistics: parts.statistics,
             output_gradient: place(first, o),
             query_gradient: place(first + 1, self.rows_of(queries)),
             key_gradient: place(first + 2, self.rows_of(keys)),
             value_gradient: place(first + 3, self.rows_of(keys)),
-            partials: Shared(self.gradients.as_mut_ptr()),
+            partials: parts.gradients,
             amx: self.amx,
         };
-        let (isa, scratch) = (self.isa, &self.scratch);
+        let (isa, scratch) = (self.isa, run.scratch);
         // SAFETY: a worker runs one task at a time, so its scratch is its own.
         let own = |worker: usize| unsafe { scratch[worker].get() };
         // SAFETY: the caller's promise.

@@ -26,7 +26,7 @@ impl CpuLaunch for AttentionBlockTasks {
     fn prepare(&self, threads: usize, isa: Isa) -> Box<dyn CpuTask> {
         let operands = self.attention.0.offsets.len() - 1;
         Box::new(AttentionBlockTask {
-            attention: AttentionTask::new(&self.attention, threads, isa),
+            attention: AttentionTask::new(&self.attention, isa),
             matmul: MatmulTask::new(&self.matmul, threads, isa),
             operands,
             result: self.handed.div_ceil(size_of::<f32>()).next_multiple_of(LINE),
@@ -51,8 +51,9 @@ unsafe impl Send for AttentionBlockTask {}
 
 impl CpuTask for AttentionBlockTask {
     fn scratch(&self) -> ScratchSizes {
-        let ScratchSizes { worker, shared } = self.matmul.scratch();
-        ScratchSizes { worker, shared: self.result + shared }
+        let [first, second] = [self.attention.scratch(), self.matmul.scratch()];
+        let shared = self.result + first.shared.max(second.shared);
+        ScratchSizes { worker: first.worker.max(second.worker), shared }
     }
 
     unsafe fn run(&mut self, run: Run<'_>) -> Result<(), TaskError> {
@@ -60,11 +61,13 @@ impl CpuTask for AttentionBlockTask {
         let (operands, others) = run.addresses.split_at(self.operands);
         self.addresses.clear();
         self.addresses.extend(operands.iter().copied().chain([result]));
+        // SAFETY: the shared memory of both, which take turns, lies behind the result.
+        let shared = unsafe { run.shared.add(self.result) };
         // SAFETY: the caller's promise; the result is ours, and has room for all that attention stores.
-        unsafe { self.attention.run(Run { addresses: &self.addresses, ..run })? };
+        unsafe { self.attention.run(Run { addresses: &self.addresses, shared, ..run })? };
         self.addresses.clear();
         self.addresses.extend([result].into_iter().chain(others.iter().copied()));
         // SAFETY: the caller's promise; the left operand of the matmul lies inside of the result, and its own shared memory behind it.
-        unsafe { self.matmul.run(Run { addresses: &self.addresses, shared: run.shared.add(self.result), ..run }) }
+        unsafe { self.matmul.run(Run { addresses: &self.addresses, shared, ..run }) }
     }
 }

@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use deuteron_codegen::cpu::bind::{bind as bind_row, bind_axes};
 use deuteron_codegen::cpu::program::TileProgram;
 use deuteron_codegen::cpu::simd::amx::Amx;
+use deuteron_codegen::cpu::simd::lines::LINE;
 use deuteron_codegen::cpu::simd::{self, Axis, BoundArg, Isa};
-use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, PerWorker, Run, ScratchSizes, TaskError};
+use deuteron_codegen::cpu::task::{CpuLaunch, CpuTask, Floats, PerWorker, Run, ScratchSizes, TaskError};
 use deuteron_graph::memory;
 
-use super::super::{Ended, Forward, Heads, Output, Scratch, Shared, combine, forward};
+use super::super::{Ended, Forward, Heads, Output, Shared, combine, forward};
 use super::{AttentionLaunch, heads};
 use crate::rows::{AttentionRows, AttentionRowsLaunch};
 
@@ -36,11 +37,7 @@ impl CpuLaunch for AttentionRowsTasks {
         let joined = cols / attention.width;
         let rows = attention.batch * attention.heads / joined * attention.queries;
         let bound = self.bound_arguments(rows);
-        let worker = || Worker {
-            attention: Scratch::new(&attention),
-            args: bound.clone(),
-            after: simd::Scratch::for_program(&self.kernel.epilogue),
-        };
+        let worker = || Worker { args: bound.clone(), after: simd::Scratch::for_program(&self.kernel.epilogue) };
         Box::new(AttentionRowsTask {
             attention: AttentionLaunch {
                 kernel: self.kernel.attention,
@@ -52,8 +49,9 @@ impl CpuLaunch for AttentionRowsTasks {
             joined,
             axes: bind_axes(axes),
             workers: (0..threads).map(|_| PerWorker::new(worker())).collect(),
-            partials: memory::zeros(attention.partial_elements()),
-            merged: (rows * cols * attention.dtype.bytes()).div_ceil(4),
+            tiles: attention.scratch_elements(),
+            partials: attention.partial_elements(),
+            merged: (rows * cols * attention.dtype.bytes()).div_ceil(4).next_multiple_of(LINE),
             done: memory::collected((0..rows).map(|_| AtomicUsize::new(0))),
             kernel: self.kernel.clone(),
         })
@@ -80,8 +78,10 @@ struct AttentionRowsTask {
     joined: usize,
     axes: Vec<Axis>,
     workers: Vec<PerWorker<Worker>>,
-    /// Results of ranges of keys, for the second step.
-    partials: Vec<f32>,
+    /// Floats of the tiles of a worker.
+    tiles: usize,
+    /// Floats of the results of ranges of keys, for the second step. They lie behind the merged result.
+    partials: usize,
     /// Floats that the result of attention takes of the shared memory: row after row, in its dtype.
     merged: usize,
     /// Finished tasks of each row; for a tile, those of its first row.
@@ -90,7 +90,6 @@ struct AttentionRowsTask {
 
 /// The private data of one worker.
 struct Worker {
-    attention: Scratch,
     /// Arguments of the row work, including the rows, and its workspace.
     args: Vec<BoundArg>,
     after: simd::Scratch,
@@ -104,7 +103,7 @@ struct Shares<'a> {
 
 impl CpuTask for AttentionRowsTask {
     fn scratch(&self) -> ScratchSizes {
-        ScratchSizes { worker: 0, shared: self.merged }
+        ScratchSizes { worker: self.tiles, shared: self.merged + self.partials }
     }
 
     unsafe fn run(&mut self, run: Run<'_>) -> Result<(), TaskError> {
@@ -114,8 +113,9 @@ impl CpuTask for AttentionRowsTask {
         let job = Forward {
             attention: &attention,
             inputs: &inputs,
-            logsumexp: None,
-            partials: Shared(self.partials.as_mut_ptr()),
+            statistics: None,
+            // SAFETY: the shared memory has both.
+            partials: Shared(unsafe { run.shared.add(self.merged) }),
             amx: self.amx,
         };
         let merged = heads(run.shared.cast(), self.attention.shape.o);
@@ -124,7 +124,7 @@ impl CpuTask for AttentionRowsTask {
         if attention.splits() > 1 {
             let first = |worker: usize, task: usize| {
                 // SAFETY: a worker runs one task at a time, so this is its own.
-                let scratch = unsafe { &mut this.workers[worker].get().attention };
+                let scratch = unsafe { run.scratch[worker].get() };
                 // SAFETY: the caller's promise. Ranges of keys are left in the partials, nothing is stored.
                 unsafe { forward(this.isa, &shares.job, &mut Output::Store(shares.merged), task, scratch) };
             };
@@ -132,7 +132,7 @@ impl CpuTask for AttentionRowsTask {
         }
         let work = |worker: usize, task: usize| {
             // SAFETY: the caller's promise; a worker runs one task at a time, so its memory is its own.
-            unsafe { this.end(&shares, task, this.workers[worker].get()) };
+            unsafe { this.end(&shares, task, run.scratch[worker].get(), this.workers[worker].get()) };
         };
         run.workers.run(attention.ending_tasks(), &work)?;
         Ok(())
@@ -157,15 +157,15 @@ impl AttentionRowsTask {
     ///
     /// # Safety
     /// As for [`CpuTask::run`]; the worker is of this thread, and the task runs once.
-    unsafe fn end(&self, shares: &Shares, task: usize, worker: &mut Worker) {
+    unsafe fn end(&self, shares: &Shares, task: usize, tiles: &mut Floats, worker: &mut Worker) {
         let Shares { ref job, merged } = *shares;
         let (attention, epilogue) = (job.attention, &self.kernel.epilogue);
         let output = &mut Output::Store(merged);
         // SAFETY: the caller's promise; all heads lie inside the rows, and these are this task's alone.
         unsafe {
             match attention.splits() {
-                1 => forward(self.isa, job, output, task, &mut worker.attention),
-                _ => combine(self.isa, job, output, task, &mut worker.attention),
+                1 => forward(self.isa, job, output, task, tiles),
+                _ => combine(self.isa, job, output, task, tiles),
             }
         }
         let Ended { batch, head, query, rows } = attention.ended(task);
