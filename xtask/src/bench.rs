@@ -1,5 +1,5 @@
 //! Measures the bars of the catalogue with the release binary and appends a row per case to `bench/results/NAME-fusion.csv`; and the
-//! ladders of a CPU, a row per rung in `bench/results/NAME-ladder.csv`.
+//! ladders of a CPU, a row per rung in `bench/results/NAME-ladder.csv`, those of a matmul in `bench/results/NAME-matmul-ladder.csv`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -33,17 +33,30 @@ const LADDERS: [(&[&str], &[&str]); 2] = [
     (&["attention", "attention_add_norm"], &["--rows", "1024", "--cols", "768", "--dtype", "f32"]),
 ];
 
+const MATMUL_HEADER: &str =
+    "date,commit,machine,rows,inner,columns,dtype,rung,about,variant,us,tflops,speedup,worst_ratio,device";
+
+/// The sizes of the ladder of a matmul: the first linear layer of a feed-forward network of GPT-2.
+const MATMUL: [&str; 8] = ["--ladder", "--device", "cpu", "--rows", "256", "--weights", "768x3072", "--dtype=f32"];
+
 /// Appends the ladders of a CPU.
 pub fn ladders(machine: &str) -> Result<()> {
     prepare(machine)?;
     let mut lines = String::new();
+    for rung in bench("matmul", &MATMUL)?.as_array().context("a ladder is an array")? {
+        writeln!(lines, "{}", matmul_csv(machine, rung)?)?;
+        let us = rung["us"].as_f64().unwrap_or(0.0);
+        println!("{:<20} {:<18} {us:>12.1} us", "matmul", text(rung, "rung"));
+    }
+    append(&format!("{machine}-matmul-ladder.csv"), MATMUL_HEADER, &lines)?;
+    lines.clear();
     for (ops, size) in LADDERS {
         for op in ops {
             let rungs = bench(op, &[&["--ladder", "--device", "cpu"], size].concat())?;
             for rung in rungs.as_array().context("a ladder is an array")? {
                 writeln!(lines, "{}", ladder_csv(machine, rung)?)?;
                 let us = rung["us"].as_f64().unwrap_or(0.0);
-                println!("{:<20} {:<10} {us:>12.1} us", text(rung, "op"), text(rung, "rung"));
+                println!("{:<20} {:<18} {us:>12.1} us", text(rung, "op"), text(rung, "rung"));
             }
         }
     }
@@ -152,6 +165,18 @@ fn ladder_csv(machine: &str, rung: &Value) -> Result<String> {
     cells.push(machine.to_string());
     cells.extend(["op", "rows", "cols", "dtype", "rung", "about", "kernels"].map(|key| text(rung, key)));
     cells.extend(["us", "speedup", "gbps", "copy_gbps", "fraction_of_copy", "worst_ratio"].map(|key| fixed(rung, key)));
+    cells.push(text(rung, "device"));
+    Ok(cells.join(","))
+}
+
+fn matmul_csv(machine: &str, rung: &Value) -> Result<String> {
+    let mut cells = stamp()?.to_vec();
+    cells.push(machine.to_string());
+    let texts = ["rows", "inner", "columns", "dtype", "rung", "about", "variant"];
+    cells.extend(texts.map(|key| text(rung, key)));
+    cells.push(fixed(rung, "us"));
+    cells.push(format!("{:.5}", rung["tflops"].as_f64().unwrap_or(0.0)));
+    cells.extend(["speedup", "worst_ratio"].map(|key| fixed(rung, key)));
     cells.push(text(rung, "device"));
     Ok(cells.join(","))
 }

@@ -6,7 +6,7 @@ use deuteron::bench::{
     BenchCase, BenchRow, LadderCheck, LadderRow, OnceRow, OpPlan, bench, check_ladder, graph, ladder, once, overhead,
 };
 use deuteron::tune::{TunedKernel, tune_all};
-use deuteron::{Activation, Bytes, Engine, FusedOp, Graph, Heads, Strategy, catalog};
+use deuteron::{Activation, Backend, Bytes, Engine, FusedOp, Graph, Heads, Strategy, catalog};
 use deuteron_gpt2::Config;
 
 use crate::Outcome;
@@ -19,9 +19,9 @@ use crate::show;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Ops of the catalogue [default: all], with attributes in quotes: "moe weighted=true"; or a model: gpt2, gpt2-medium, gpt2-large, gpt2-xl; or matmul, which times every variant that the GPU supports
+    /// Ops of the catalogue [default: all], with attributes in quotes: "moe weighted=true"; or a model: gpt2, gpt2-medium, gpt2-large, gpt2-xl; or matmul, which times every variant that the GPU supports, or its ladder
     ops: Vec<String>,
-    /// Rows, one or more sizes [default: 1024,65536; 1024,8192 for the ladder of attention]
+    /// Rows, one or more sizes [default: 1024,65536; 1024,8192 for the ladder of attention and for matmul; 256 for matmul on a CPU]
     #[arg(long, value_delimiter = ',')]
     rows: Vec<usize>,
     /// Columns, one or more
@@ -30,7 +30,7 @@ pub struct Arguments {
     /// Elements of a tensor of 1024 columns, instead of rows and columns
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["rows", "cols"])]
     elements: Vec<usize>,
-    /// f32, f16 or bf16; for a model also int8, which stores weights as bytes [default: f32; bf16 for the ladder of attention]
+    /// f32, f16 or bf16; for a model also int8, which stores weights as bytes [default: f32; bf16 for the ladder of attention and for matmul on a GPU]
     #[arg(long)]
     dtype: Option<String>,
     #[command(flatten)]
@@ -62,7 +62,7 @@ pub struct Arguments {
     )]
     plan: Vec<OpPlan>,
     /// Time the ladder of an op from a naive kernel to the shipped one: of add_act, norm_act and softmax if no op is named, of attention
-    /// and matmul; of attention_add_norm and attention_block also from many launches to one
+    /// and matmul (on a CPU followed by GELU); of attention_add_norm and attention_block also from many launches to one
     #[arg(long)]
     ladder: bool,
     /// Time attention_add_norm and attention_block as one launch and by the best plan with more, over batches, sequence lengths and columns,
@@ -85,7 +85,8 @@ pub struct Arguments {
     /// worst_ratio}; with --crossover of {op, batch, sequence, hidden, head, dtype, device, apart_kernels,
     /// apart_launches, apart_us, apart_predicted_us, one_kernels, one_launches, one_us, one_predicted_us, takes_one, over_best}; of a model {model, device, weights, phases,
     /// attention_layer}; of matmul {rows, inner, columns, transposed, epilogue, dtype, device, variant, chosen, verified, worst_ratio,
-    /// us, tflops}, with --once of {variant, verified, worst_ratio}; of matmul --ladder {rows, inner, columns, dtype, device, rung, about,
+    /// us, tflops}, with --once of {variant, verified, worst_ratio}, with --fastest of {rows, inner, columns, epilogue, dtype, variant, chosen,
+    /// launches}; of matmul --ladder {rows, inner, columns, dtype, device, rung, about,
     /// variant, chosen, verified, worst_ratio, us, tflops, speedup, over_library, registers}, with --once of {rung, verified, worst_ratio}
     #[arg(long)]
     json: bool,
@@ -100,7 +101,7 @@ pub fn run(arguments: &Arguments) -> Result<Outcome> {
         return run_matmul(arguments, &engine);
     }
     if !arguments.matmul.is_empty() {
-        bail!("--weights and --epilogue are only for `bench matmul`, got {}", arguments.ops.join(" "));
+        bail!("--weights, --epilogue and --fastest are only for `bench matmul`, got {}", arguments.ops.join(" "));
     }
     if let [name] = arguments.ops.as_slice()
         && let Ok(config) = Config::find(name)
@@ -134,14 +135,20 @@ fn run_matmul(arguments: &Arguments, engine: &Engine) -> Result<Outcome> {
     let other = arguments.crossover || arguments.tune || arguments.backward;
     if other || !arguments.elements.is_empty() || arguments.cols != [768] {
         bail!(
-            "expected `bench matmul` with --rows, --weights, --epilogue, --dtype, --once, --ladder, --device and --json alone"
+            "expected `bench matmul` with --rows, --weights, --epilogue, --dtype, --once, --fastest, --ladder, --device and --json alone"
         );
     }
-    let dtype = float(arguments.dtype.as_deref().unwrap_or("bf16"))?;
-    let rows = if arguments.rows.is_empty() { &[1024, 8192][..] } else { &arguments.rows };
+    // A CPU multiplies f32 in its vectors, and takes a thousand times as long for the first rung.
+    let (dtype, rows) = match engine.device().backend() {
+        Backend::Cpu => ("f32", &[256][..]),
+        Backend::Cuda(_) => ("bf16", &[1024, 8192][..]),
+    };
+    let dtype = float(arguments.dtype.as_deref().unwrap_or(dtype))?;
+    let rows = if arguments.rows.is_empty() { rows } else { &arguments.rows };
     let (matmul, json) = (&arguments.matmul, arguments.json);
     match (arguments.ladder, arguments.once) {
         (false, false) => matmul.run(engine, rows, dtype, json),
+        (false, true) if matmul.fastest => matmul.run_fastest(engine, rows, dtype, json),
         (false, true) => matmul.check(engine, rows, dtype, json),
         (true, false) => matmul.run_ladder(engine, rows, dtype, json),
         (true, true) => matmul.check_ladder(engine, rows, dtype, json),

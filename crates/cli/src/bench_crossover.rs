@@ -37,7 +37,7 @@ pub fn run(engine: &Engine, cases: &[BenchCase], json: bool) -> Result<Outcome> 
         let name = case.op.name();
         crossover(engine, case)?.with_context(|| {
             format!(
-                "expected attention_add_norm or attention_block; got {name}, which is not attention and what follows it"
+                "expected attention_add_norm or attention_block; got {name}, which has no kernel of attention with later work"
             )
         })
     };

@@ -1,12 +1,12 @@
-//! `deuteron bench matmul`: every matmul variant that the GPU supports, or the ladder from a naive kernel to ours.
+//! `deuteron bench matmul`: every matmul variant that the GPU supports, or the ladder from a naive kernel to ours, also on a CPU.
 
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use deuteron::bench::{
-    MatmulCase, MatmulEpilogue, MatmulRung, MatmulRungCheck, VariantCheck, VariantRow, check_matmul,
-    check_matmul_ladder, matmul_ladder, matmul_variants,
+    MatmulCase, MatmulEpilogue, MatmulRung, MatmulRungCheck, VariantCheck, VariantRow, VariantRun, check_matmul,
+    check_matmul_ladder, matmul_ladder, matmul_variants, run_fastest,
 };
 use deuteron::{Dtype, Engine};
 
@@ -22,6 +22,10 @@ pub struct MatmulArguments {
     /// For matmul: epilogues to measure, one or more of none, bias, gelu, residual, norm [default: none]
     #[arg(long, value_delimiter = ',')]
     epilogue: Vec<MatmulEpilogue>,
+    /// For matmul with --once: run only the library, our variant that is predicted to be the fastest and the one that plans choose, at the
+    /// full size and without a check, for a profiler
+    #[arg(long, requires = "once", conflicts_with = "ladder")]
+    pub fastest: bool,
 }
 
 /// The layout of a weight.
@@ -54,7 +58,7 @@ const LADDER: [(usize, usize, bool); 1] = [(768, 3072, false)];
 impl MatmulArguments {
     /// Whether none of them is given.
     pub fn is_empty(&self) -> bool {
-        self.weights.is_empty() && self.epilogue.is_empty()
+        self.weights.is_empty() && self.epilogue.is_empty() && !self.fastest
     }
 
     /// The given weights, or these if none are given.
@@ -103,6 +107,20 @@ impl MatmulArguments {
             }
         })?;
         Ok(Outcome::of(all.iter().all(|row| row.verified)))
+    }
+
+    /// Runs the variants that matter once, and prints the names of their launches.
+    pub fn run_fastest(&self, engine: &Engine, rows: &[usize], dtype: Dtype, json: bool) -> Result<Outcome> {
+        let all: Vec<VariantRun> = each(&self.cases(rows, dtype, &GPT2)?, |case| run_fastest(engine, case))?;
+        show::report(&all, json, |all| {
+            for run in all {
+                let VariantRun { rows, inner, columns, epilogue, dtype, variant, launches, .. } = run;
+                let chosen = if run.chosen { ", in plans" } else { "" };
+                let launches = if launches.is_empty() { "launches of its choice".into() } else { launches.join(", ") };
+                outln!("{rows}x{inner}x{columns} {dtype} {epilogue}: {variant}{chosen}: {launches}");
+            }
+        })?;
+        Ok(Outcome::Good)
     }
 
     /// Runs every variant once, and prints its error.
@@ -173,7 +191,7 @@ fn print_ladder(rows: &[MatmulRung]) {
             row.variant.clone(),
             if row.chosen { "yes" } else { "" }.to_string(),
             show::milliseconds(row.us / 1e3),
-            format!("{:.1}", row.tflops),
+            if row.tflops < 1.0 { format!("{:.4}", row.tflops) } else { format!("{:.1}", row.tflops) },
             format!("{:.2}x", row.speedup),
             row.over_library.map_or("-".into(), |ratio| format!("{ratio:.2}x")),
             row.registers.map_or("-".into(), |registers| registers.to_string()),
@@ -182,6 +200,7 @@ fn print_ladder(rows: &[MatmulRung]) {
     };
     outln!("{}", show::table(&header, rows.iter().map(line).collect(), 5));
     if let Some(row) = rows.first() {
-        outln!("{}, medians, rungs in turn over rotating buffers.", row.device);
+        let buffers = if row.registers.is_some() { " over rotating buffers" } else { "" };
+        outln!("{}, medians, rungs in turn{buffers}.", row.device);
     }
 }

@@ -24,7 +24,7 @@ pub struct Arguments {
     graph: GraphArguments,
     #[command(flatten)]
     device: DeviceArguments,
-    /// Seed of inputs, and of weights but those of box
+    /// Seed of inputs and of weights, except those of box
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Print every kernel, and why neighbours stay apart
@@ -257,7 +257,7 @@ fn verdict(report: &FuseReport) -> String {
     )
 }
 
-/// The result for a reader who knows nothing of plans: what was gained over the faster baseline, and whether the results are right.
+/// One sentence for readers unfamiliar with plans: what was gained over the faster baseline, and whether the results are right.
 fn in_short(report: &FuseReport, disagrees_with: Option<&str>) -> String {
     let time = |plan: &PlanReport| plan.graph_ms.unwrap_or(plan.ms);
     let FuseReport { graph, eager, unfused, fused, .. } = report;
@@ -271,18 +271,18 @@ fn in_short(report: &FuseReport, disagrees_with: Option<&str>) -> String {
     let (before, after) = (show::milliseconds(time(baseline)), show::milliseconds(time(fused)));
     let gain = match ratio {
         _ if (fused.kernels, fused.bytes) == (baseline.kernels, baseline.bytes) => {
-            format!("{graph} has nothing to fuse on this machine and takes {after} a run")
+            format!("{graph} has nothing to fuse on this machine and takes {after} per run")
         }
         ratio if (ratio - 1.0).abs() <= spread => {
             format!(
-                "{graph} takes {after} a run fused and {before} {name}, which is no difference beyond the run-to-run spread"
+                "fusing {graph} makes no difference beyond the run-to-run spread: {after} per run fused, {before} {name}"
             )
         }
         ratio if ratio > 1.0 => {
-            format!("fusing makes {graph} {ratio:.2} times as fast: {after} a run instead of {before} {name}")
+            format!("fusing makes {graph} {ratio:.2} times as fast: {after} per run instead of {before} {name}")
         }
         ratio => format!(
-            "fusing makes {graph} slower here, {:.2} times: {after} a run instead of {before} {name}",
+            "fusing makes {graph} slower here, {:.2} times: {after} per run instead of {before} {name}",
             1.0 / ratio
         ),
     };
@@ -292,7 +292,7 @@ fn in_short(report: &FuseReport, disagrees_with: Option<&str>) -> String {
         }
         (false, ..) => "BUT THE RESULTS ARE WRONG: an output is outside of its error bound".to_string(),
         (true, true, Some(with)) => {
-            format!("but although all results are verified in double precision, they DO NOT AGREE with {with}")
+            format!("and all results are verified in double precision, but they DO NOT AGREE with {with}")
         }
         (true, false, Some(with)) => format!("but the results DO NOT AGREE with {with}"),
         (true, false, None) => "but the error bounds are too wide to verify the results".to_string(),

@@ -21,7 +21,7 @@ pub const GPT2_SEQUENCE: usize = 1024;
 #[derive(Args)]
 pub struct GraphArguments {
     /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, box (the trained model in this command), bert, bert-large, vit, vit-large, t5-small, t5, t5-large, each also with -block; an op of the catalogue, with attributes in quotes: "moe
-    /// weighted=true"; a text file; an .onnx file
+    /// weighted=true"; matmul, of [rows, cols] by [cols, 4 cols]; a text file; an .onnx file
     graph: String,
     /// Sequences per batch of a model [default: 1]; for an ONNX file, its open batch size
     #[arg(long)]
@@ -94,9 +94,14 @@ enum Source {
     Preset(Preset),
     /// an op of the catalogue
     Op(FusedOp),
+    /// a matrix product
+    Matmul,
     /// unknown
     Unknown,
 }
+
+/// The graph of a matrix product, whose ladder has this name.
+const MATMUL: &str = "matmul";
 
 /// Flags that change the operands of an op.
 fn flags_of(op: &FusedOp) -> Vec<&'static str> {
@@ -195,14 +200,29 @@ impl GraphArguments {
                 }
                 self.built(self.sizes())?
             }
+            Source::Matmul => {
+                self.refuse_others("the matrix product", &["rows", "cols", "dtype"])?;
+                self.built(self.sizes())?
+            }
             Source::Unknown => self.built(self.sizes())?,
         };
         Ok(Loaded { graph, notes: Vec::new(), onnx: None })
     }
 
-    /// Whether an op of the catalogue was named.
+    /// Whether an op of the catalogue was named, or a matrix product.
     pub fn is_op(&self) -> bool {
-        matches!(self.source(), Source::Op(_))
+        matches!(self.source(), Source::Op(_) | Source::Matmul)
+    }
+
+    /// As wide as the first matrix product of a feed-forward layer.
+    fn matmul(&self, Sizes { rows, cols, .. }: Sizes) -> Result<Graph> {
+        let (dtype, Some(columns)) = (float(&self.dtype())?, cols.checked_mul(4)) else {
+            bail!("--cols: four times {cols} columns are more than there can be");
+        };
+        let text = format!(
+            "graph {MATMUL} ; x = input {dtype}[{rows},{cols}] ; y = linear x w:{dtype}[{cols},{columns}] ; out y"
+        );
+        self.with_gradients(text.parse()?)
     }
 
     /// What the name stands for.
@@ -219,6 +239,7 @@ impl GraphArguments {
         match (self.gpt2(), self.graph.parse()) {
             (Some(_), _) => Source::Model,
             (None, Ok(op)) => Source::Op(op),
+            (None, Err(_)) if self.graph == MATMUL => Source::Matmul,
             (None, Err(_)) => Source::Unknown,
         }
     }
@@ -228,7 +249,7 @@ impl GraphArguments {
         Config::find(self.graph.strip_suffix("-block").unwrap_or(&self.graph)).ok()
     }
 
-    /// The published model that is no GPT-2, or the one of which a block was named.
+    /// The preset model (not a GPT-2) that this name or its `-block` form stands for.
     fn preset(&self) -> Option<Preset> {
         Preset::find(self.graph.strip_suffix("-block").unwrap_or(&self.graph))
     }
@@ -358,6 +379,9 @@ impl GraphArguments {
         }
         if let Ok(config) = Config::find(&self.graph) {
             return Ok(deuteron_gpt2::model(&resized(config), &options()?)?);
+        }
+        if matches!(self.source(), Source::Matmul) {
+            return self.matmul(sizes);
         }
         match self.graph.parse::<FusedOp>() {
             Ok(op) => {

@@ -12,10 +12,10 @@ mod turns;
 
 pub use crossover::{Crossing, CrossoverRow, crossing, crossover};
 pub(crate) use device::{Sets, copies, repeats, rotation, runs_of_a_sample};
-pub use ladder::{LadderCheck, LadderRow, check_ladder, ladder};
+pub use ladder::{LadderCheck, LadderRow, RungText, check_ladder, ladder, ladder_texts};
 pub use matmul::{
-    MatmulCase, MatmulEpilogue, MatmulRung, MatmulRungCheck, VariantCheck, VariantRow, check_matmul,
-    check_matmul_ladder, matmul_ladder, matmul_variants,
+    MatmulCase, MatmulEpilogue, MatmulRung, MatmulRungCheck, VariantCheck, VariantRow, VariantRun, check_matmul,
+    check_matmul_ladder, matmul_ladder, matmul_texts, matmul_variants, run_fastest,
 };
 pub use once::{OnceKernel, OncePlan, OnceRow, OpPlan, once};
 pub use overhead::{OverheadRow, overhead};

@@ -7,7 +7,7 @@ use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget};
 use deuteron_codegen::{Kernel, Source};
 use deuteron_emulator::{Lanes, Schedule};
 use deuteron_graph::{Graph, NodeId};
-use deuteron_kernels::ladder::Rung;
+use deuteron_kernels::ladder::{Rung, WIDEST};
 use deuteron_kernels::{Backend, CudaCatalog, render};
 use deuteron_plan::{Machine, Plan, Quantity, Strategy, Target, plan};
 
@@ -108,7 +108,8 @@ fn kernels(
     }
     if let Some(rung) = choice.rung {
         let kernel = drafts().next().and_then(|draft| rung.kernel(&draft, &target));
-        kernels = vec![kernel.ok_or_else(|| Error::NoRung { rung: rung.name, graph: graph.name().to_string() })?];
+        let refused = || Error::NoRung { rung: rung.name, graph: graph.name().to_string(), widest: WIDEST };
+        kernels = vec![kernel.ok_or_else(refused)?];
     }
     if let Some(text) = &choice.text {
         let replaced = kernels.into_iter().map(|kernel| match kernel.source {

@@ -78,7 +78,7 @@ pub enum Error {
         /// what was given
         got: String,
     },
-    /// A target of a loss that is no class.
+    /// A target of a loss is not the number of a class.
     #[error("input `{name}`: expected a class from 0 to {last}{}, got {got} in row {row}", .ignored.map(|ignored| format!(" or {ignored}, which is ignored")).unwrap_or_default())]
     Target {
         /// its name
@@ -112,7 +112,9 @@ pub enum Error {
     #[error("state `{0}`: expected a contiguous layout")]
     StateLayout(String),
     /// A node that cannot be kept in place.
-    #[error("`{0}` cannot be a state: expected an input that nothing but one append reads, whose result is an output")]
+    #[error(
+        "`{0}` cannot be a state: expected an input that only one append reads, with the result of the append as an output"
+    )]
     NoState(String),
     /// An update that cannot be declared.
     #[error("state `{state}`, updated to `{result}`: {problem}")]
@@ -145,7 +147,7 @@ pub enum Error {
         /// what it was given
         got: String,
     },
-    /// An op of the catalogue that is not there.
+    /// The catalogue has no op of this name.
     #[error("unknown op `{name}`; did you mean one of: {known}?")]
     UnknownOp {
         /// the requested name
@@ -177,29 +179,32 @@ pub enum Error {
     },
     /// A rung that does not support a graph.
     #[error(
-        "the rung `{rung}` does not support `{graph}`: rungs of rows are in f32 and bf16, those of attention causal, in bf16 with heads of 64"
+        "the rung `{rung}` does not support `{graph}`: rungs of row work are in f32 and bf16, with a multiple of 8 columns, at most {widest}, where there \
+         are rows; those of attention are causal, in bf16, with heads of 64; those of matmul are in f16 and bf16"
     )]
     NoRung {
         /// its name
         rung: &'static str,
         /// the graph
         graph: String,
+        /// the longest row
+        widest: usize,
     },
     /// The emulator refused a kernel or found a mistake.
     #[error(transparent)]
     Emulator(#[from] deuteron_emulator::EmulatorError),
     /// A matmul without hand-written rungs.
     #[error(
-        "the ladder of matmul is of f16 and bf16, weights that lie as [inner size, columns] and no epilogue; got {got}"
+        "the ladder of matmul supports f16 and bf16 on a GPU and f32 on a CPU, weights stored as [inner size, columns], without --epilogue; got {got}"
     )]
     NoMatmulLadder {
         /// what differs
         got: String,
     },
-    /// Variants of a kernel, but the plan has none or several.
+    /// Variants of a kernel were requested for a plan that does not have exactly one kernel.
     #[error("expected a graph that is one kernel on this device, got a plan of {0} kernels")]
     SeveralKernels(usize),
-    /// Launch shapes where there are none.
+    /// Launch shapes were requested for a device whose kernels have no variants.
     #[error("expected a GPU, whose kernels have variants to measure, got {device}")]
     NotTunable {
         /// what the engine runs on
@@ -252,7 +257,7 @@ pub enum UpdateProblem {
     #[error("expected a value that is an output")]
     NoOutput,
     /// One value, two states.
-    #[error("expected a value for each state, got the value of another one")]
+    #[error("expected one value per state, got a value that already updates another state")]
     ResultTwice,
     /// The new value does not fit the state.
     #[error("expected {expected}, got {got}")]

@@ -7,12 +7,14 @@ use deuteron_codegen::{Argument, Kernel, Launch, Source, Variant};
 use deuteron_device::DeviceError;
 use deuteron_device::cuda::EntryUsage;
 use deuteron_device::cuda::nvrtc::{Compiler, Request};
-use deuteron_graph::{Graph, NodeId, Op};
+use deuteron_graph::{Dtype, Graph, NodeId, Op};
+use deuteron_kernels::ladder::{Ladder, Rung, WIDEST};
 use deuteron_kernels::{Backend, CudaCatalog, render};
 use deuteron_plan::{Draft, Group, Machine, Plan, Quantity, Strategy, Target, plan};
 use deuteron_report::{SourceLine, TensorSheet};
 use serde::Serialize;
 
+use crate::catalog::FusedOp;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::session::refuse_opaque;
@@ -70,6 +72,34 @@ impl From<Result<Vec<String>, Uncovered>> for MachineCode {
 }
 
 impl KernelListing {
+    /// A kernel that is neither compiled nor has machine code.
+    fn of(graph: &Graph, group: &Group, kernel: &Kernel) -> KernelListing {
+        let Kernel { source, launch } = kernel;
+        let TileUse { tiles, kept_rows, passes } = match source {
+            Source::Cpu(program) => program.tiles,
+            Source::Cuda(_) | Source::Library(_) => TileUse::default(),
+        };
+        KernelListing {
+            name: group.name.clone(),
+            kind: group.kind.to_string(),
+            bytes_read: group.traffic.read.0,
+            bytes_written: group.traffic.written.0,
+            tiles,
+            kept_rows,
+            passes,
+            compiled: None,
+            arguments: launch.arguments().iter().map(|argument| ArgumentListing::of(graph, argument)).collect(),
+            launches: launch.grids().map_or(Vec::new(), |grids| grids.list.iter().map(launch_of).collect()),
+            language: match source {
+                Source::Cuda(_) => "cuda",
+                Source::Cpu(_) => "tile program",
+                Source::Library(_) => "library call",
+            },
+            source: source.to_string(),
+            machine_code: None,
+        }
+    }
+
     /// The source, with shared code named in comments instead of included.
     pub fn own_source(&self) -> String {
         match self.language {
@@ -156,9 +186,12 @@ pub(crate) fn holds_opaque(graph: &Graph, group: &Group) -> bool {
 
 /// The names under which a profiler sees the launches of a kernel, in order; empty where a library chooses them.
 pub(crate) fn launches(draft: &Draft, backend: &Backend) -> Vec<String> {
-    let kernel = render(draft, backend).ok();
-    let grids = kernel.as_ref().and_then(|kernel| kernel.launch.grids());
-    grids.map_or(Vec::new(), |grids| grids.list.iter().map(|grid| grid.entry.to_string()).collect())
+    render(draft, backend).map_or(Vec::new(), |kernel| entries(&kernel))
+}
+
+/// The same of a kernel that is made already.
+pub(crate) fn entries(kernel: &Kernel) -> Vec<String> {
+    kernel.launch.grids().map_or(Vec::new(), |grids| grids.list.iter().map(|grid| grid.entry.to_string()).collect())
 }
 
 /// A GPU that need not be present: kernels are compiled for it but not run.
@@ -252,34 +285,40 @@ fn list(
     refuse_opaque(graph)?;
     let plan = plan(graph, target, strategy, &[])?;
     let listing = |group: &Group| -> Result<KernelListing, Error> {
-        let Kernel { source, launch } = render(group.draft(graph, &plan.placement), backend)?;
-        let TileUse { tiles, kept_rows, passes } = match &source {
-            Source::Cpu(program) => program.tiles,
-            Source::Cuda(_) | Source::Library(_) => TileUse::default(),
-        };
+        let kernel = render(group.draft(graph, &plan.placement), backend)?;
         let predicted = group.cost.resources.registers;
-        let compiled = usage(&source)?.map(|usage| Compiled::new(&launch, &usage, target.machine, predicted));
-        Ok(KernelListing {
-            name: group.name.clone(),
-            kind: group.kind.to_string(),
-            bytes_read: group.traffic.read.0,
-            bytes_written: group.traffic.written.0,
-            tiles,
-            kept_rows,
-            passes,
-            compiled,
-            arguments: launch.arguments().iter().map(|argument| ArgumentListing::of(graph, argument)).collect(),
-            launches: launch.grids().map_or(Vec::new(), |grids| grids.list.iter().map(launch_of).collect()),
-            language: match &source {
-                Source::Cuda(_) => "cuda",
-                Source::Cpu(_) => "tile program",
-                Source::Library(_) => "library call",
-            },
-            source: source.to_string(),
-            machine_code: machine_code(&launch),
-        })
+        let compiled = usage(&kernel.source)?;
+        let compiled = compiled.map(|usage| Compiled::new(&kernel.launch, &usage, target.machine, predicted));
+        let machine_code = machine_code(&kernel.launch);
+        Ok(KernelListing { compiled, machine_code, ..KernelListing::of(graph, group, &kernel) })
     };
     plan.groups.iter().map(listing).collect()
+}
+
+/// Rows and columns of the op of which [`rung`] lists a rung, and columns of the weight of a matmul.
+const LISTED: [usize; 3] = [1024, 768, 3072];
+
+/// The kernel of a rung of a ladder as an H200 launches it, of 1024 rows of 768 in bf16; not compiled.
+pub fn rung(ladder: Ladder, rung: &Rung) -> Result<KernelListing, Error> {
+    let [rows, cols, columns] = LISTED;
+    let graph = match ladder {
+        Ladder::Matmul => {
+            format!("graph matmul ; x = input bf16[{rows},{cols}] ; y = linear x w:bf16[{cols},{columns}] ; out y")
+                .parse()?
+        }
+        Ladder::AddAct | Ladder::NormAct | Ladder::Softmax | Ladder::Attention | Ladder::AttentionAddNorm => {
+            let op = FusedOp::find(ladder.op())?;
+            op.graph(&op.operand_types(rows, cols, Dtype::Bf16))?
+        }
+    };
+    let machine = Machine::profile("h200")?;
+    let target = CudaTarget::new(Arch::Sm90a, machine.count(Quantity::Processors));
+    let planned_for = Target { machine: &machine, catalog: CudaCatalog::of(Arch::Sm90a) };
+    let plan = plan(&graph, planned_for, Strategy::Greedy, &[])?;
+    let [group] = plan.groups.as_slice() else { return Err(Error::SeveralKernels(plan.groups.len())) };
+    let kernel = rung.kernel(&group.draft(&graph, &plan.placement), &target);
+    let refused = || Error::NoRung { rung: rung.name, graph: graph.name().to_string(), widest: WIDEST };
+    Ok(KernelListing::of(&graph, group, &kernel.ok_or_else(refused)?))
 }
 
 impl Compiled {

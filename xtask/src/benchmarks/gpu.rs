@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::cpu::title;
-use super::rows::{Row, Rows, Table, least, median, percent, three, times};
+use super::rows::{Row, Rows, Table, least, maybe, median, percent, three, times};
 
 /// The shapes that the table of ops shows; the rows have more.
 const SHAPES: [&str; 2] = ["65536x768", "16384x4096"];
@@ -104,7 +104,7 @@ pub fn summary(root: &Path) -> Result<String> {
     let rows = Rows::read(root, "h200-gpt2-peers.csv")?;
     let link = " ([rows](bench/results/h200-gpt2-peers.csv))";
     for (phase, words, link) in [("prefill", "prompt of 1024", link), ("decode", "one token", "")] {
-        let row = rows.newest(&[("phase", phase), ("batch", "1")])?;
+        let row = rows.newest(&[("weights", "bf16"), ("phase", phase), ("batch", "1")])?;
         let [torch, compiled, ours] = ["torch_ms", "torch.compile_ms", "deuteron_ms"].map(|column| row.number(column));
         // Of times before they were rounded to the digits of the row.
         let ratio = row.number("best_peer_over_ours")?;
@@ -145,17 +145,20 @@ pub fn counters(root: &Path) -> Result<String> {
 
 pub fn gpt2(root: &Path) -> Result<String> {
     let rows = Rows::read(root, "h200-gpt2-peers.csv")?;
-    let mut table = Table::new(["", "torch", "torch.compile", "ours", "over the best"]);
+    let mut table = Table::new(["", "torch", "torch.compile", "ours", "over the best", "ours, int8 weights"]);
     for (phase, batch, words) in [
         ("prefill", "1", "prompt of 1024"),
         ("prefill", "8", "eight of them"),
         ("decode", "1", "token after 128"),
         ("decode", "8", "one token for each of eight"),
     ] {
-        let row = rows.newest(&[("phase", phase), ("batch", batch)])?;
+        let of = |weights: &str| rows.newest(&[("weights", weights), ("phase", phase), ("batch", batch)]);
+        let row = of("bf16")?;
         let ms = |column: &str| row.number(column).map(three);
         let ratio = times(row.number("best_peer_over_ours")?);
-        table.row([words.into(), ms("torch_ms")?, ms("torch.compile_ms")?, ms("deuteron_ms")?, ratio]);
+        // Bytes have no peer on a GPU, and not every run measured them.
+        let bytes = of("int8").ok().map(|row| row.number("deuteron_ms")).transpose()?;
+        table.row([words.into(), ms("torch_ms")?, ms("torch.compile_ms")?, ms("deuteron_ms")?, ratio, maybe(bytes)]);
     }
     Ok(table.end())
 }
@@ -335,34 +338,4 @@ pub fn decode(root: &Path) -> Result<String> {
         three(us),
         three(bytes / us / 1e6)
     ))
-}
-
-/// What each rung of attention adds to the one before it.
-fn rung(name: &str) -> &str {
-    match name {
-        "l1_naive" => "one launch each for scores, softmax and values",
-        "l2_tiled" => "tiles in shared memory",
-        "l3_online" => "one launch, online softmax",
-        "l4_tensor_cores" => "tensor cores",
-        "l5_pipelined" => "asynchronous copies of the next tile",
-        "l6_warpgroups" => "warpgroup products and TMA (Hopper, shipped)",
-        name => name,
-    }
-}
-
-pub fn ladder(root: &Path) -> Result<String> {
-    let rows = Rows::read(root, "h200-attention-ladder.csv")?;
-    let mut table =
-        Table::new(["rung", "what it adds", "one sequence of 1024, us", "eight, us", "over the one before", "TFLOP/s"]);
-    let mut before: Option<f64> = None;
-    for large in rows.of(&[("op", "attention 8192x768 bf16")]) {
-        let name = large.text("rung")?;
-        let small = rows.newest(&[("op", "attention 1024x768 bf16"), ("rung", name)])?;
-        let us = large.number("us")?;
-        let over = before.map(|before| times(before / us)).unwrap_or_default();
-        before = Some(us);
-        let tflops = large.text("tflops")?.into();
-        table.row([name.into(), rung(name).into(), three(small.number("us")?), three(us), over, tflops]);
-    }
-    Ok(table.end())
 }

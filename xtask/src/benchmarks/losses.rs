@@ -35,10 +35,12 @@ impl Case {
 /// A file, and the cases that it has.
 type File = (&'static str, fn(&Path) -> Result<Vec<Case>>);
 
-const FILES: [File; 7] = [
+const FILES: [File; 9] = [
     ("h200.csv", ops),
     ("h200-matmul.csv", matmuls),
+    ("h200-layers.csv", layers),
     ("h200-experts.csv", experts),
+    ("h200-experts-int8.csv", experts_int8),
     ("h200-attention-peers.csv", attention),
     ("h200-heads.csv", heads),
     ("xeon-2core.csv", cpu_ops),
@@ -98,6 +100,31 @@ fn experts(root: &Path) -> Result<Vec<Case>> {
         Ok(Case::new(what, row.number("moe_us")?, &peers))
     };
     collected(rows.all().map(case))
+}
+
+fn experts_int8(root: &Path) -> Result<Vec<Case>> {
+    let file = "h200-experts-int8.csv";
+    if !Rows::exists(root, file) {
+        return Ok(Vec::new());
+    }
+    let rows = Rows::read(root, file)?;
+    let case = |row: Row<'_>| {
+        let what =
+            format!("experts of 4096 to 4096, int8, {} of them, rows: {}, us", row.text("experts")?, row.text("rows")?);
+        Ok(Case::new(what, row.number("bf16_us")?, &[("Triton", row.measured("triton_us")?)]))
+    };
+    collected(rows.latest(&["experts", "rows"])?.into_iter().map(case))
+}
+
+fn layers(root: &Path) -> Result<Vec<Case>> {
+    let rows = Rows::read(root, "h200-layers.csv")?;
+    let case = |row: Row<'_>| {
+        let [layer, rows, inner, columns] = ["layer", "rows", "inner", "columns"].map(|column| row.text(column));
+        let what = format!("{} of {} rows, {} to {}, us", layer?, rows?, inner?, columns?);
+        let peers = [("torch", row.measured("torch_us")?), ("torch.compile", row.measured("compile_us")?)];
+        Ok(Case::new(what, row.number("ours_us")?, &peers))
+    };
+    collected(rows.latest(&["layer", "rows", "inner", "columns", "dtype"])?.into_iter().map(case))
 }
 
 fn attention(root: &Path) -> Result<Vec<Case>> {

@@ -104,6 +104,70 @@ pub fn experts(root: &Path) -> Result<String> {
     Ok(table.end())
 }
 
+/// The same in int8; ours gives floats as the peers do, or rows quantised again.
+pub fn experts_int8(root: &Path) -> Result<String> {
+    let rows = match Rows::read_or(root, "h200-experts-int8.csv", "on an H200", "bash bench/gpu.sh experts")? {
+        Ok(rows) => rows,
+        Err(missing) => return Ok(missing),
+    };
+    let mut table = Table::new([
+        "experts",
+        "rows",
+        "`torch._int_mm` per expert, alone",
+        "Triton",
+        "ours",
+        "over Triton",
+        "ours, to int8 rows",
+        "MiB above operands and results",
+    ]);
+    for row in rows.latest(&["experts", "rows"])? {
+        let (ours, triton) = (row.number("bf16_us")?, row.measured("triton_us")?);
+        table.row([
+            row.text("experts")?.into(),
+            row.text("rows")?.into(),
+            maybe(row.measured("matmuls_us")?),
+            maybe(triton),
+            three(ours),
+            triton.map(|triton| times(triton / ours)).unwrap_or_default(),
+            three(row.number("int8_us")?),
+            maybe(row.measured("bf16_mib")?),
+        ]);
+    }
+    Ok(table.end())
+}
+
+/// Designs of the matmul's kernel that were tried: the fastest variant of each, alone and with pairs of blocks.
+pub fn designs(root: &Path) -> Result<String> {
+    let rows = Rows::read(root, "h200-matmul-designs.csv")?;
+    let mut table =
+        Table::new(["matmul", "epilogue", "design", "cuBLASLt", "ours", "ours, B fetched once for two blocks"]);
+    for first in rows.latest(&["rows", "inner", "columns", "epilogue", "design"])? {
+        let keys = ["rows", "inner", "columns", "epilogue", "design"];
+        let values = keys.iter().map(|key| first.text(key)).collect::<Result<Vec<_>>>()?;
+        let keys: Vec<(&str, &str)> = keys.into_iter().zip(values).collect();
+        let mut fastest = [f64::INFINITY; 3];
+        for row in rows.of(&keys) {
+            let slot = match row.text("variant")? {
+                "library" => 0,
+                variant if variant.contains("fetched once") => 2,
+                _ => 1,
+            };
+            fastest[slot] = fastest[slot].min(row.number("us")?);
+        }
+        let [library, alone, pairs] = fastest.map(|us| maybe(us.is_finite().then_some(us)));
+        let what = format!("{} rows, {}", first.text("rows")?, size(first)?);
+        table.row([
+            what,
+            epilogue(first.text("epilogue")?).into(),
+            first.text("design")?.into(),
+            library,
+            alone,
+            pairs,
+        ]);
+    }
+    Ok(table.end())
+}
+
 /// Matmuls of GPT-2's sizes on a CPU.
 pub fn cpu(root: &Path) -> Result<String> {
     let rows = Rows::read(root, "xeon-2core-matmul-peers.csv")?;

@@ -6,6 +6,7 @@
 mod cpu;
 mod gpu;
 mod ladders;
+mod layers;
 mod losses;
 mod matmul;
 mod op;
@@ -36,14 +37,19 @@ const GUIDE: &str = "docs/guide/src";
 /// Makes the text of a block.
 type Block = fn(&Path) -> Result<String>;
 
-const BLOCKS: [(&str, Block); 27] = [
+const BLOCKS: [(&str, Block); 34] = [
     ("summary", gpu::summary),
     ("h200-ops", gpu::ops),
     ("h200-losses", gpu::losses),
     ("worst-losses", losses::worst),
     ("h200-matmul", matmul::gpu),
     ("h200-matmul-ladder", matmul::ladder),
+    ("h200-matmul-designs", matmul::designs),
     ("h200-experts", matmul::experts),
+    ("h200-experts-int8", matmul::experts_int8),
+    ("h200-layers", layers::all),
+    ("h200-ffn-crossover", layers::crossover),
+    ("h200-ncu-matmul", layers::limits),
     ("h200-ncu", gpu::counters),
     ("h200-gpt2", gpu::gpt2),
     ("h200-python", gpu::python),
@@ -52,10 +58,12 @@ const BLOCKS: [(&str, Block); 27] = [
     ("h200-launches", gpu::all_launches),
     ("h200-crossover", gpu::crossover),
     ("h200-decode", gpu::decode),
-    ("h200-attention-ladder", gpu::ladder),
+    ("h200-attention-ladder", ladders::attention),
+    ("h200-attention-shipped", ladders::attention_shipped),
     ("h200-row-ladder", ladders::rows),
     ("h200-launch-ladder", ladders::launches),
     ("cpu-ladder", ladders::cpu),
+    ("cpu-matmul-ladder", ladders::cpu_matmul),
     ("cpu-ops", cpu::ops),
     ("cpu-fusion", cpu::fusion),
     ("cpu-matmul", matmul::cpu),

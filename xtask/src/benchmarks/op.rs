@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::gpu::{self, Op};
+use super::layers;
 use super::matmul;
 use super::rows::{Rows, Table, three, times};
 
@@ -32,6 +33,16 @@ fn beside_peers(root: &Path, name: &str) -> Result<Option<String>> {
             ("h200-launches-peers.csv", "causal, bf16, 12 heads of 64", gpu::launches(root, &[name])?)
         }
         "moe" => ("h200-experts.csv", "bf16, experts of 4096 to 4096", matmul::experts(root)?),
+        "moe_int8" => {
+            let file = "h200-experts-int8.csv";
+            if !Rows::exists(root, file) {
+                return Ok(None);
+            }
+            (file, "int8, experts of 4096 to 4096", matmul::experts_int8(root)?)
+        }
+        "norm_linear" | "ffn" | "linear_cross_entropy" => {
+            ("h200-layers.csv", "as layers from Python", layers::of(root, name)?)
+        }
         _ => {
             let ops = Op::all(&Rows::read(root, "h200.csv")?)?;
             let ops: Vec<&Op> = ops.iter().filter(|op| op.name == name).collect();

@@ -5,13 +5,14 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::gpu::Op;
+use super::ladders;
 use super::rows::{Rows, three};
 
 /// All pictures: file and text.
 pub fn all(root: &Path) -> Result<Vec<(String, String)>> {
-    let attention = Rows::read(root, "h200-attention-ladder.csv")?;
+    let attention = Rows::read(root, ladders::ATTENTION)?;
     let mut bars = Vec::new();
-    for row in attention.of(&[("op", "attention 8192x768 bf16")]) {
+    for row in ladders::attention_rungs(&attention)? {
         bars.push(Bar::new(row.text("rung")?, row.number("us")?, "ours"));
     }
     let attention = Picture {

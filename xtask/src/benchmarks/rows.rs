@@ -31,6 +31,14 @@ impl Rows {
         root.join("bench/results").join(file).exists()
     }
 
+    /// The rows, or the sentence that stands in their place until they are measured by this command.
+    pub fn read_or(root: &Path, file: &str, machine: &str, command: &str) -> Result<Result<Rows, String>> {
+        if Self::exists(root, file) {
+            return Self::read(root, file).map(Ok);
+        }
+        Ok(Err(format!("Not measured {machine} yet: `{command}` writes the rows (`{file}`) that belong here.\n")))
+    }
+
     pub fn parse(file: &str, text: &str) -> Result<Rows> {
         let mut lines = text.lines().map(fields);
         let header = lines.next().with_context(|| format!("{file} is empty"))?;

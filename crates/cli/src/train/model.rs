@@ -35,8 +35,8 @@ pub struct ModelArguments {
     /// Longest sequence [default: 256; that of --size]
     #[arg(long)]
     context: Option<usize>,
-    /// bytes (one token per byte, 257 in all), bpe:TOKENS (a byte-pair vocabulary of that size, built from FILE), gpt2, or the folder of a
-    /// model whose tokenizer it is [default: bytes]
+    /// bytes (one token per byte, 257 in all), bpe:TOKENS (a byte-pair vocabulary of that size, built from FILE), gpt2, or a
+    /// model's folder, to use its tokenizer [default: bytes]
     #[arg(long, value_name = "bytes|bpe:TOKENS|gpt2|DIR")]
     tokenizer: Option<String>,
 }

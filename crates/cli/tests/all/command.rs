@@ -178,27 +178,54 @@ fn a_ladder_ends_with_the_generated_kernel() {
     };
     let last = |rungs: &[Value]| rungs[rungs.len() - 1]["rung"].as_str().map(str::to_string);
     let rungs = ladder("add_act");
-    assert_eq!(last(&rungs).as_deref(), Some("generated"));
+    assert_eq!(last(&rungs).as_deref(), Some("fused"));
     assert!(rungs.iter().all(|rung| rung["dtype"] == "f32" && rung["tflops"].is_null()), "{rungs:?}");
-    // Each primitive a kernel, by vectors from narrow to wide, then by all threads; then one kernel, at last with stores for large results.
+    // Each primitive a kernel, one element at a time, by vectors from narrow to wide, then by all threads; then one kernel.
     let rungs = ladder("softmax");
     let names: Vec<&str> = rungs.iter().map(|rung| rung["rung"].as_str().unwrap()).collect();
-    assert!(names.len() > 3 && names.ends_with(&["threads", "fused", "generated"]), "{names:?}");
+    assert!(names.len() > 3 && names[0] == "scalar" && names.ends_with(&["threads", "fused"]), "{names:?}");
+    assert_eq!(rungs[0]["about"], "one kernel per primitive, one element at a time, one thread");
     let kernels: Vec<u64> = rungs.iter().map(|rung| rung["kernels"].as_u64().unwrap()).collect();
-    let (naive, fused) = kernels.split_at(kernels.len() - 2);
-    assert!(naive.iter().all(|&count| count > 2) && fused == [1, 1], "{kernels:?}");
+    let (naive, fused) = kernels.split_at(kernels.len() - 1);
+    assert!(naive.iter().all(|&count| count > 2) && fused == [1], "{kernels:?}");
     let rungs = ladder("attention");
-    assert_eq!(last(&rungs).as_deref(), Some("generated"));
+    assert_eq!(last(&rungs).as_deref(), Some("fused"));
     assert!(rungs.iter().all(|rung| rung["dtype"] == "bf16" && rung["tflops"].as_f64() > Some(0.0)), "{rungs:?}");
 }
 
+/// Two passes over 2 Mi elements are too much for the caches; the rung before has ordinary stores.
 #[test]
-fn a_ladder_of_a_matmul_needs_a_gpu() {
-    for words in [&["--ladder"][..], &["--ladder", "--once"]] {
-        let refused = deuteron(&[&["bench", "matmul", "--rows", "64", "--device", "cpu"][..], words].concat());
-        assert_eq!(refused.status.code(), Some(2));
-        assert!(String::from_utf8_lossy(&refused.stderr).contains("expected a GPU"), "{refused:?}");
+fn a_rung_with_stores_for_large_results_is_named_after_them() {
+    for (threads, name) in [("2", "prefetched_stores"), ("8", "streaming_stores")] {
+        let size = ["--rows", "1100", "--cols", "1024", "--device", "cpu", "--threads", threads, "--once", "--json"];
+        let rungs = json(&[&["bench", "softmax", "--ladder"][..], &size].concat());
+        let names: Vec<&str> = rungs.as_array().unwrap().iter().map(|rung| rung["rung"].as_str().unwrap()).collect();
+        // Without machine code every large result streams.
+        let is_named = names.ends_with(&["fused", name]) || names.ends_with(&["fused", "streaming_stores"]);
+        assert!(is_named, "{threads} threads: {names:?}");
+        assert!(rungs.as_array().unwrap().iter().all(|rung| rung["verified"] == true), "{rungs}");
     }
+}
+
+#[test]
+fn a_ladder_of_a_matmul_on_a_cpu_ends_with_one_kernel() {
+    let bench = |words: &[&str]| deuteron(&[&["bench", "matmul", "--ladder", "--device", "cpu"][..], words].concat());
+    let size = ["--rows", "70", "--weights", "136x72", "--json"];
+    let rungs: Value = serde_json::from_slice(&bench(&size).stdout).unwrap();
+    let rungs = rungs.as_array().unwrap();
+    let names: Vec<&str> = rungs.iter().map(|rung| rung["rung"].as_str().unwrap()).collect();
+    assert_eq!(names, ["l1_scalar", "l2_tiled", "l3_vectors", "l4_packed", "l5_threads", "l6_fused"]);
+    assert!(rungs.iter().all(|rung| rung["verified"] == true && rung["us"].as_f64() > Some(0.0)), "{rungs:?}");
+    assert_eq!(rungs[0]["variant"], "2 kernels, 1 thread");
+    assert!(rungs[5]["variant"].as_str().unwrap().starts_with("1 kernel, ") && rungs[5]["chosen"] == true, "{rungs:?}");
+    let once: Value = serde_json::from_slice(&bench(&[&size[..], &["--once"]].concat()).stdout).unwrap();
+    assert!(once.as_array().unwrap().iter().map(|rung| &rung["rung"]).eq(rungs.iter().map(|rung| &rung["rung"])));
+    let refused = bench(&["--rows", "64", "--dtype", "bf16"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("f32 on a CPU"), "{refused:?}");
+    // Its variants are kernels of a GPU.
+    let variants = deuteron(&["bench", "matmul", "--rows", "64", "--device", "cpu"]);
+    assert!(String::from_utf8_lossy(&variants.stderr).contains("expected a GPU"), "{variants:?}");
 }
 
 #[test]

@@ -36,10 +36,10 @@ fn a_byte_beyond_a_result_is_found() {
         return;
     }
     let folder = Folder::new();
-    let text = printed(folder.run(&["ladder", "add_act", "--show", "l1_scalar"]));
+    let text = printed(folder.run(&["ladder", "add_act", "--show", "l2_scalar"]));
     assert!(text.contains("i >= p.count"), "{text}");
     let path = folder.write("mine.cu", &text.replace("i >= p.count", "i > p.count"));
-    let words = ["kernel", "add_act", "--rows", "1", "--cols", "771", "--emulate", "--rung", "l1_scalar"];
+    let words = ["kernel", "add_act", "--rows", "1", "--cols", "771", "--emulate", "--rung", "l2_scalar"];
     let output = folder.run(&[&words[..], &["--source", &path, "--schedules", "1"]].concat());
     let said = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -61,7 +61,7 @@ fn accesses_are_counted() {
 
 #[test]
 fn words_of_the_emulator_are_checked() {
-    let rung = refused(&["kernel", "add_act", "--rung", "l1_scalar"]);
+    let rung = refused(&["kernel", "add_act", "--rung", "l2_scalar"]);
     assert!(rung.contains("--emulate"), "{rung}");
     let device = refused(&["kernel", "add_act", "--emulate", "--device", "cpu"]);
     assert!(device.contains("cannot be used with"), "{device}");
@@ -71,14 +71,86 @@ fn words_of_the_emulator_are_checked() {
         "{compiled}"
     );
     let unknown = refused(&["ladder", "add_act", "--show", "l9"]);
-    assert!(unknown.contains("expected one of l1_scalar, l2_vector, l3_in_flight"), "{unknown}");
+    assert!(unknown.contains("expected one of l1_two_launches, l2_scalar, l3_vector, l4_in_flight"), "{unknown}");
     let none = refused(&["ladder", "swiglu"]);
     let names = "expected one of add_act, norm_act, softmax, attention, attention_add_norm, matmul";
     assert!(none.contains(names), "{none}");
     let accesses = refused(&["kernel", "softmax", "--accesses"]);
     assert!(accesses.contains("--emulate"), "{accesses}");
-    let shipped = refused(&["ladder", "attention", "--show", "l6_warpgroups"]);
-    assert!(shipped.contains("deuteron kernel attention --device sm_90a"), "{shipped}");
+}
+
+/// Each shipped kernel is the one that is named: by its launch and by an instruction of it.
+#[test]
+fn every_rung_is_printed() {
+    let show = |op: &str, rung: &str| printed(Folder::new().run(&["ladder", op, "--show", rung]));
+    for ladder in deuteron::ladder::Ladder::ALL {
+        for rung in ladder.rungs() {
+            let text = show(ladder.op(), rung.name);
+            assert!(text.starts_with(&format!("// {}: {}\n", rung.name, rung.about)), "{text}");
+            assert!(text.contains("extern \"C\" __global__"), "{} {}: {text}", ladder.op(), rung.name);
+        }
+    }
+    for (op, rung, words) in [
+        ("attention", "l5_pipelined", ["// launch attention_", "// argument 0 reads q: bf16[1,12,1024,64]"]),
+        ("attention", "l6_warpgroups", ["// launch attention_hopper<<<", "wgmma"]),
+        ("attention_add_norm", "l5_one_launch", ["// launch attention_rows_hopper<<<", "wgmma"]),
+        ("matmul", "l5_pipelined", ["// launch matmul", "// argument 1 reads w: bf16[768,3072]"]),
+        ("matmul", "l6_warpgroups", ["// launch matmul", "wgmma"]),
+        ("matmul", "l7_persistent", ["// launch matmul", "wgmma"]),
+    ] {
+        let text = show(op, rung);
+        for words in words {
+            assert!(text.contains(words), "{op} {rung} without {words}: {text}");
+        }
+    }
+    assert_ne!(show("matmul", "l6_warpgroups"), show("matmul", "l7_persistent"));
+    let full = printed(Folder::new().run(&["ladder", "softmax", "--show", "l5_online", "--full"]));
+    assert!(
+        full.contains("struct Parameters")
+            && full.contains("// launch row<<<")
+            && full.contains("constexpr int COLS = 768"),
+        "{full}"
+    );
+}
+
+#[test]
+fn rungs_of_a_cpu_are_listed_and_printed() {
+    let list = printed(Folder::new().run(&["ladder", "matmul", "--cpu"]));
+    assert!(list.contains("l1_scalar") && list.contains("`deuteron ladder matmul --cpu --show RUNG`"), "{list}");
+    let loops = printed(Folder::new().run(&["ladder", "matmul", "--cpu", "--show", "l1_scalar"]));
+    assert!(loops.contains("for l in 0..p.k") && loops.contains("gelu"), "{loops}");
+    let fused = printed(Folder::new().run(&["ladder", "softmax", "--cpu", "--show", "fused"]));
+    assert!(fused.contains("// kernel 0 of 1: softmax") && fused.contains("tile program"), "{fused}");
+    let unknown = refused(&["ladder", "softmax", "--cpu", "--show", "l9"]);
+    assert!(unknown.contains("has no rung `l9`; expected one of scalar, "), "{unknown}");
+}
+
+/// Rungs of rows access 16 bytes at once, so rows must be multiples of that.
+#[test]
+fn a_rung_refuses_rows_that_it_is_not_written_for() {
+    if !has_compiler() {
+        return;
+    }
+    for (op, rung) in [("softmax", "l5_online"), ("norm_act", "l5_vectors")] {
+        let said = refused(&["kernel", op, "--rows", "3", "--cols", "771", "--emulate", "--rung", rung]);
+        assert!(said.contains(&format!("the rung `{rung}` does not support `{op}`")), "{said}");
+        assert!(said.contains("a multiple of 8 columns, at most 4096"), "{said}");
+    }
+}
+
+#[test]
+fn a_rung_of_a_matmul_is_emulated() {
+    let size = ["kernel", "matmul", "--rows", "8", "--cols", "16"];
+    let text = printed(Folder::new().run(&[&size[..], &["--text"]].concat()));
+    assert!(text.contains("w = input f32[16,64]") && text.starts_with("graph matmul\n"), "{text}");
+    if !has_compiler() {
+        return;
+    }
+    let emulated = ["--dtype", "bf16", "--emulate", "--schedules", "1", "--rung", "l2_tiled"];
+    let text = printed(Folder::new().run(&[&size[..], &emulated].concat()));
+    assert!(text.contains("launched as matmul<<<1, 256>>>") && text.contains("Verified against f64"), "{text}");
+    let f32 = refused(&[&size[..], &["--emulate", "--rung", "l2_tiled"]].concat());
+    assert!(f32.contains("those of matmul are in f16 and bf16"), "{f32}");
 }
 
 #[test]

@@ -456,6 +456,20 @@ fn the_numbers_of_the_readme_are_those_of_the_binary() {
     assert!(quoted.contains("kernels into"), "{quoted}");
 }
 
+/// A reader who knows what to do gets one place to go.
+#[test]
+fn the_readme_is_two_sentences_and_one_link_per_purpose() {
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
+    let intro = readme.split("\n\n").nth(1).unwrap().replace('\n', " ");
+    assert_eq!(intro.trim_end_matches('.').split(". ").count(), 2, "{intro}");
+    let rows = readme.split("| you want to | do |\n|---|---|\n").nth(1).unwrap();
+    let rows: Vec<&str> = rows.lines().take_while(|line| line.starts_with('|')).collect();
+    assert!(rows.len() >= 8, "{rows:?}");
+    for row in rows {
+        assert_eq!(row.matches("](").count(), 1, "{row}");
+    }
+}
+
 /// A line without what differs from run to run or from graph to graph: numbers, units, and widths of columns.
 fn skeleton(line: &str) -> String {
     let masked = line.split_whitespace().map(|word| {

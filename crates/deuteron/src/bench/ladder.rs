@@ -2,14 +2,18 @@
 
 use std::sync::Arc;
 
-use deuteron_codegen::Kernel;
+use deuteron_codegen::cpu::STREAM_FROM;
+use deuteron_codegen::cpu::family::touched;
+use deuteron_codegen::cpu::machine::LargeResults;
 use deuteron_codegen::cpu::simd::Isa;
-use deuteron_codegen::cuda::CudaTarget;
+use deuteron_codegen::cuda::{CudaTarget, without_library};
+use deuteron_codegen::{Kernel, Source};
 use deuteron_device::Cpu;
 use deuteron_graph::{Graph, Mask};
+use deuteron_kernels::ladder::cpu::scalar;
 use deuteron_kernels::ladder::{Ladder, Rung, WIDEST, with_ordinary_stores};
 use deuteron_kernels::{Backend, render};
-use deuteron_plan::{Plan, PlanError, Strategy, plan};
+use deuteron_plan::{Draft, Plan, PlanError, Quantity, Strategy, plan};
 use serde::Serialize;
 
 use super::cuts::{Chain, Cut};
@@ -42,7 +46,7 @@ pub struct LadderRow {
     pub dtype: String,
     /// where it ran
     pub device: String,
-    /// the rung's file, `generated`, or the number of launches
+    /// the rung's file, the number of launches, or what tells it from the rung before
     pub rung: String,
     /// the improvement over the previous rung
     pub about: String,
@@ -85,6 +89,17 @@ pub struct LadderCheck {
     pub worst_ratio: f64,
 }
 
+/// The kernels of a rung as text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RungText {
+    /// as in [`LadderRow`]
+    pub rung: String,
+    /// as in [`LadderRow`]
+    pub about: String,
+    /// the sources of its kernels, each after a line with its name
+    pub text: String,
+}
+
 /// A rung ready to be timed.
 struct Step {
     name: String,
@@ -116,6 +131,25 @@ pub fn check_ladder(engine: &Engine, case: &BenchCase) -> Result<Vec<LadderCheck
         Ok(LadderCheck { op: case.op.name().to_string(), rung: step.name, verified: worst_ratio <= 1.0, worst_ratio })
     };
     steps(engine, case, &[], &check.graph)?.into_iter().map(checked).collect()
+}
+
+/// The kernels of every rung of the ladder of an op on a device, without a run.
+pub fn ladder_texts(engine: &Engine, case: &BenchCase) -> Result<Vec<RungText>, Error> {
+    let steps = steps(engine, case, &[], &graph(case)?)?;
+    Ok(steps.into_iter().map(|Step { name, about, session, .. }| text_of(name, about, &session)).collect())
+}
+
+/// The kernels of a session as text.
+pub(super) fn text_of(rung: String, about: String, session: &Session) -> RungText {
+    let (groups, count) = (&session.plan().groups, session.kernels().len());
+    let kernels = groups.iter().zip(session.kernels()).enumerate().map(|(index, (group, kernel))| {
+        let source = match &kernel.source {
+            Source::Cuda(source) => without_library(&source.text),
+            source => source.to_string(),
+        };
+        format!("// kernel {index} of {count}: {}\n{}\n", group.name, source.trim_end())
+    });
+    RungText { rung, about, text: kernels.collect() }
 }
 
 fn steps(engine: &Engine, case: &BenchCase, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
@@ -151,9 +185,9 @@ fn cut_steps(engine: &Engine, chain: &Chain, checks: &[Check], graph: &Graph) ->
     Ok(steps)
 }
 
-/// The first rungs on a CPU: one kernel per primitive; vectors on one thread, narrow to wide, then all threads.
+/// The first rungs on a CPU: one kernel per primitive; one element at a time, then vectors on one thread, narrow to wide, then all threads.
 fn naive_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
-    let mut steps = Vec::new();
+    let mut steps = vec![scalar_step(checks, graph)?];
     for isa in Isa::available().into_iter().rev() {
         let alone = Engine::on(Arc::new(Cpu::with(1, isa)));
         let about = format!("one kernel per primitive, vectors of {}, one thread", isa.name());
@@ -165,26 +199,81 @@ fn naive_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<S
     Ok(steps)
 }
 
-/// The last rungs on a CPU: the fused plan, first without the stores for large results if its kernel has them.
-fn fused_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
-    let ordinary = |graph: &Graph| -> Result<Option<Kernel>, Error> {
-        let Some(plan) = one_kernel(engine, graph)? else { return Ok(None) };
-        Ok(with_ordinary_stores(&plan.groups[0].draft(graph, &plan.placement)))
-    };
-    let mut steps = Vec::new();
-    let mut about = "one kernel";
-    if ordinary(graph)?.is_some() {
-        let make = |graph: &Graph| {
-            let options =
-                SessionOptions::from(Strategy::Greedy).kernels(ordinary(graph)?.into_iter().collect::<Vec<_>>());
-            Session::new(engine, graph, options)
+/// The rung without vectors. The few kernels that have no scalar form, such as copies, have the narrowest vectors instead.
+fn scalar_step(checks: &[Check], graph: &Graph) -> Result<Step, Error> {
+    let isa = Isa::available().into_iter().next_back().unwrap_or_else(Isa::detect);
+    let alone = Engine::on(Arc::new(Cpu::with(1, isa)));
+    let kernels = |graph: &Graph| -> Result<Vec<(Kernel, bool)>, Error> {
+        let plan = plan(graph, alone.device().target(), Strategy::Naive, &[])?;
+        let kernel = |draft: Draft<'_>| match scalar(&draft) {
+            Some(kernel) => Ok((kernel, true)),
+            None => Ok((render(draft, alone.device().backend())?, false)),
         };
-        steps.push(step("fused".into(), "one kernel".into(), checks, graph, make)?);
-        about = "stores for large results, from 8 MiB on";
-    }
+        plan.groups.iter().map(|group| kernel(group.draft(graph, &plan.placement))).collect()
+    };
+    let all = kernels(graph)?;
+    let about = match all.iter().filter(|(_, is_scalar)| !is_scalar).count() {
+        0 => "one kernel per primitive, one element at a time, one thread".to_string(),
+        others => format!(
+            "one kernel per primitive, one element at a time, one thread; {others} of {} kernels with vectors of {}",
+            all.len(),
+            isa.name()
+        ),
+    };
+    let make = |graph: &Graph| {
+        let kernels = kernels(graph)?.into_iter().map(|(kernel, _)| kernel).collect::<Vec<_>>();
+        Session::new(&alone, graph, SessionOptions::from(Strategy::Naive).kernels(kernels))
+    };
+    step("scalar".into(), about, checks, graph, make)
+}
+
+/// The last rungs on a CPU: the fused plan; before it with ordinary stores, where it stores its results differently.
+fn fused_steps(engine: &Engine, checks: &[Check], graph: &Graph) -> Result<Vec<Step>, Error> {
+    let mut steps = Vec::new();
+    let (name, about) = match large_results(engine, graph)? {
+        None => ("fused", "one kernel: what `deuteron kernel` prints".to_string()),
+        Some(how) => {
+            let make = |graph: &Graph| {
+                let kernel = one_kernel(engine, graph)?
+                    .and_then(|plan| with_ordinary_stores(&plan.groups[0].draft(graph, &plan.placement)));
+                let options = SessionOptions::from(Strategy::Greedy).kernels(kernel.into_iter().collect::<Vec<_>>());
+                Session::new(engine, graph, options)
+            };
+            steps.push(step("fused".into(), "one kernel, ordinary stores".into(), checks, graph, make)?);
+            match how {
+                LargeResults::Fetched => (
+                    "prefetched_stores",
+                    "results written to prefetched lines: what `deuteron kernel` prints".to_string(),
+                ),
+                LargeResults::PastCaches => (
+                    "streaming_stores",
+                    "results written past the caches, by streaming stores: what `deuteron kernel` prints".to_string(),
+                ),
+            }
+        }
+    };
     let make = |graph: &Graph| Session::new(engine, graph, Strategy::Greedy);
-    steps.push(step("generated".into(), about.into(), checks, graph, make)?);
+    steps.push(step(name.into(), about, checks, graph, make)?);
     Ok(steps)
+}
+
+/// How the only kernel of a graph writes its results, if it is row work whose results count as too large for the caches.
+fn large_results(engine: &Engine, graph: &Graph) -> Result<Option<LargeResults>, Error> {
+    let Some(plan) = one_kernel(engine, graph)? else { return Ok(None) };
+    let draft = plan.groups[0].draft(graph, &plan.placement);
+    if with_ordinary_stores(&draft).is_none() {
+        return Ok(None);
+    }
+    let device = engine.device();
+    let kernel = render(draft, device.backend())?;
+    if touched(kernel.launch.arguments()) < STREAM_FROM {
+        return Ok(None);
+    }
+    // What is interpreted streams, whatever the number of threads.
+    Ok(Some(match device.machine_code(&kernel.launch) {
+        Some(Ok(_)) => LargeResults::of(device.machine().count(Quantity::Processors)),
+        _ => LargeResults::PastCaches,
+    }))
 }
 
 /// Rungs on a GPU: hand-written kernels, then the generated one. If an op is also divided into launches, the last division is the shipped one.
@@ -250,8 +339,8 @@ fn ends_with_generated(engine: &Engine, target: &CudaTarget, rungs: &[Rung], gra
 }
 
 /// The reference of all rungs: a small graph, its inputs and its results in f64.
-struct Check {
-    graph: Graph,
+pub(super) struct Check {
+    pub(super) graph: Graph,
     tensors: Vec<Tensor>,
     expected: Expected,
 }
@@ -266,16 +355,20 @@ fn checks(case: &BenchCase) -> Result<Vec<Check>, Error> {
 }
 
 fn check(case: &BenchCase) -> Result<Check, Error> {
-    let graph = graph(case)?;
-    let tensors = seed::inputs(&graph, 3)?;
-    let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
-    let expected = Expected::new(&graph, &arrays)?;
-    Ok(Check { graph, tensors, expected })
+    Check::of(graph(case)?)
 }
 
 impl Check {
+    /// That of a graph.
+    pub(super) fn of(graph: Graph) -> Result<Check, Error> {
+        let tensors = seed::inputs(&graph, 3)?;
+        let arrays: Vec<_> = tensors.iter().map(Tensor::to_array).collect::<Result<_, _>>()?;
+        let expected = Expected::new(&graph, &arrays)?;
+        Ok(Check { graph, tensors, expected })
+    }
+
     /// The largest error of a rung, as a share of its bound.
-    fn worst_ratio(&self, mut session: Session) -> Result<f64, Error> {
+    pub(super) fn worst_ratio(&self, mut session: Session) -> Result<f64, Error> {
         session.poison()?;
         session.run(&self.tensors.iter().collect::<Vec<_>>())?;
         let outputs = 0..self.graph.outputs().len();
@@ -293,6 +386,12 @@ fn step(
     full: &Graph,
     make: impl Fn(&Graph) -> Result<Session, Error>,
 ) -> Result<Step, Error> {
+    let worst_ratio = worst_of(checks, &make)?;
+    Ok(Step { name, about, worst_ratio, session: make(full)? })
+}
+
+/// The largest error of a rung over some checks.
+pub(super) fn worst_of(checks: &[Check], make: impl Fn(&Graph) -> Result<Session, Error>) -> Result<f64, Error> {
     let mut worst_ratio: f64 = 0.0;
     for check in checks {
         let ratio = check.worst_ratio(make(&check.graph)?)?;
@@ -301,7 +400,7 @@ fn step(
             worst_ratio = ratio;
         }
     }
-    Ok(Step { name, about, worst_ratio, session: make(full)? })
+    Ok(worst_ratio)
 }
 
 fn row(

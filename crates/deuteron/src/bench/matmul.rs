@@ -1,8 +1,10 @@
 //! Matmuls by every variant that a device supports: the vendor's library and our kernels, checked against f64 and timed in turn.
 
 mod ladder;
+mod on_cpu;
 
 pub use ladder::{MatmulRung, MatmulRungCheck, check_matmul_ladder, matmul_ladder};
+pub use on_cpu::matmul_texts;
 
 use std::cell::OnceCell;
 use std::str::FromStr;
@@ -19,6 +21,7 @@ use super::microseconds;
 use super::turns::in_turn;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::listing::entries;
 use crate::seed;
 use crate::session::{Session, SessionOptions};
 use crate::tensor::Tensor;
@@ -168,6 +171,72 @@ pub fn check_matmul(engine: &Engine, case: &MatmulCase) -> Result<Vec<VariantChe
         checks.push(VariantCheck { variant: variant.to_string(), verified: worst_ratio <= 1.0, worst_ratio });
     }
     Ok(checks)
+}
+
+/// One variant of a matmul that ran once for a profiler. The JSON form of `bench matmul --once --fastest` is an array of these.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct VariantRun {
+    /// rows of the left operand and of the result
+    pub rows: usize,
+    /// the inner size
+    pub inner: usize,
+    /// columns of the result
+    pub columns: usize,
+    /// the epilogue
+    pub epilogue: String,
+    /// storage type of all operands
+    pub dtype: String,
+    /// as in [`VariantRow`]
+    pub variant: String,
+    /// whether plans choose it
+    pub chosen: bool,
+    /// the function names of its launches as a profiler shows them, in order; empty if a library chooses them
+    pub launches: Vec<String>,
+}
+
+/// Runs the variants of a matmul that matter once each, at its full size and without a check: the library, and of ours the one that is predicted
+/// to be the fastest and the one that plans choose.
+pub fn run_fastest(engine: &Engine, case: &MatmulCase) -> Result<Vec<VariantRun>, Error> {
+    let target = gpu(engine)?;
+    let matmul = Matmul::new(engine, case)?;
+    let choice = render(matmul.draft()?, engine.device().backend())?;
+    let tensors = seed::inputs(&matmul.graph, 1)?;
+    let tensors = tensors.iter().map(|tensor| tensor.to_device(engine)).collect::<Result<Vec<_>, _>>()?;
+    let inputs: Vec<&Tensor> = tensors.iter().collect();
+    let mut runs = Vec::new();
+    for (variant, kernel) in fastest(&matmul.draft()?, target, &choice) {
+        let (chosen, launches) = (kernel == choice, entries(&kernel));
+        matmul.session(engine, kernel)?.run(&inputs)?;
+        runs.push(VariantRun {
+            rows: case.rows,
+            inner: case.inner,
+            columns: case.columns,
+            epilogue: case.epilogue.name().to_string(),
+            dtype: case.dtype.to_string(),
+            variant: variant.to_string(),
+            chosen,
+            launches,
+        });
+    }
+    Ok(runs)
+}
+
+/// The library first; then of ours the first that is predicted to be the fastest on the best matrix units that take the group, and the choice.
+fn fastest(group: &Draft, target: &CudaTarget, choice: &Kernel) -> Vec<(MatmulVariant, Kernel)> {
+    let all = MatmulVariant::all(group, target, 1.0);
+    let on = |hopper: bool| {
+        all.iter().position(|variant| match variant {
+            MatmulVariant::Hopper(_) | MatmulVariant::Realigned => hopper,
+            MatmulVariant::Mma(_) => !hopper,
+            MatmulVariant::Library | MatmulVariant::FewRows | MatmulVariant::Strips => false,
+        })
+    };
+    let ours = on(true).or_else(|| on(false));
+    let made =
+        all.into_iter().enumerate().filter_map(|(at, variant)| Some((at, variant, variant.kernel(group, target)?)));
+    let wanted = made
+        .filter(|(at, variant, kernel)| *variant == MatmulVariant::Library || Some(*at) == ours || kernel == choice);
+    wanted.map(|(_, variant, kernel)| (variant, kernel)).collect()
 }
 
 /// The target of our kernels.

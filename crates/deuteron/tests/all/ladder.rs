@@ -5,26 +5,18 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::thread;
 
+use deuteron::bench::{BenchCase, MatmulCase, MatmulEpilogue, check_ladder, check_matmul_ladder, matmul_texts};
 use deuteron::catalog::{Heads, Sizes};
-use deuteron::cuda::{self, Arch, Compiler, Search};
+use deuteron::cuda::{Arch, Compiler};
 use deuteron::emulate::{Choice, Toolchain, emulate};
-use deuteron::{Dtype, FusedOp, Graph, Machine, Plan, Strategy, Target, plan};
+use deuteron::{Dtype, Engine, ExpertSizes, FusedOp, Graph, Machine, Plan, Strategy, Target, plan};
 use deuteron_codegen::cuda::{CudaTarget, Grids, Word};
 use deuteron_codegen::{Kernel, Source};
 use deuteron_device::cuda::nvrtc::Request;
 use deuteron_kernels::ladder::{Ladder, Rung};
 use deuteron_kernels::{Backend, CudaCatalog, render};
-use deuteron_testkit::hardware;
 
-fn compiler() -> Option<Compiler> {
-    match cuda::compiler(&Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() }) {
-        Ok(compiler) => Some(compiler),
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "skipped: rungs are not compiled: {error}");
-            None
-        }
-    }
-}
+use crate::support::compiler;
 
 /// The only kernel of an op, as it is generated.
 struct Generated {
@@ -78,7 +70,7 @@ fn every_rung_compiles_and_none_spills() {
                 let kernel = generated.rung(rung, &target).unwrap();
                 let spills = spills(&compiler, &kernel, &target);
                 // The whole row of 4096 columns does not fit a warp's registers: that is what the rung shows.
-                let fits = cols < 4096 || rung.name != "l5_row_in_registers";
+                let fits = cols < 4096 || rung.name != "l6_row_in_registers";
                 assert!(!fits || spills.iter().all(|&spills| spills == 0), "{} {dtype} {arch}: {spills:?}", rung.name);
                 for grid in &kernel.launch.grids().expect("grids").list {
                     assert!(grid.blocks[0] as usize * grid.threads as usize >= 1000, "{}: {grid:?}", rung.name);
@@ -155,15 +147,34 @@ fn launches_of_attention_with_rows_cover_all_of_them() {
     assert_eq!(made(2).2[4], Word::Number(0));
 }
 
-#[test]
-fn steps_of_softmax_are_launches_of_their_own() {
+/// The launches of the first rung of an op, of 1000 rows of 768 columns, and how many bytes of the workspace they have beside 4 per element.
+fn first_launches(ladder: Ladder, dtype: Dtype) -> (Vec<(&'static str, u32)>, usize) {
     let target = CudaTarget::new(Arch::Sm90a, 132);
-    let generated = generated("softmax", 1000, 768, Dtype::F32, &target);
-    let kernel = generated.rung(&Ladder::Softmax.rungs()[0], &target).unwrap();
+    let generated = generated(ladder.op(), 1000, 768, dtype, &target);
+    let kernel = generated.rung(&ladder.rungs()[0], &target).unwrap();
     let grids = kernel.launch.grids().expect("grids");
-    let launches: Vec<_> = grids.list.iter().map(|grid| (grid.entry, grid.blocks[0])).collect();
-    assert_eq!(launches, [("find_largest", 4), ("exponentials", 3000), ("add_up", 4), ("divide", 3000)]);
-    assert_eq!(grids.workspace, (1000 * 768 + 2 * 1000) * 4);
+    let launches = grids.list.iter().map(|grid| (grid.entry, grid.blocks[0])).collect();
+    (launches, grids.workspace - 1000 * 768 * 4)
+}
+
+/// A thread per row, or per element.
+#[test]
+fn steps_of_row_work_are_launches_of_their_own() {
+    let (rows, elements) = (4, 3000);
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let add = vec![("add", elements), ("activate", elements)];
+        assert_eq!(first_launches(Ladder::AddAct, dtype), (add, 0));
+        let norm = vec![
+            ("average", rows),
+            ("deviate", rows),
+            ("normalise", elements),
+            ("scale_and_shift", elements),
+            ("activate", elements),
+        ];
+        assert_eq!(first_launches(Ladder::NormAct, dtype), (norm, 2 * 1000 * 4));
+        let softmax = vec![("find_largest", rows), ("exponentials", elements), ("add_up", rows), ("divide", elements)];
+        assert_eq!(first_launches(Ladder::Softmax, dtype), (softmax, 2 * 1000 * 4));
+    }
 }
 
 #[test]
@@ -230,9 +241,11 @@ fn rungs_agree_with_the_reference() {
     };
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rungs");
     let toolchain = found.prepared(&folder.join("prepared")).unwrap();
+    let add = (Ladder::AddAct, [5, 771], Dtype::Bf16, &[0][..]);
+    let norm = (Ladder::NormAct, [37, 776], Dtype::Bf16, &[0][..]);
     let softmax = (Ladder::Softmax, [37, 776], Dtype::F32, &[0, 2, 4, 5][..]);
     let rows = (Ladder::AttentionAddNorm, [2 * 70, 128], Dtype::Bf16, &[0, 1, 3][..]);
-    let cases = [softmax, rows].into_iter().flat_map(|(ladder, sizes, dtype, rungs)| {
+    let cases = [add, norm, softmax, rows].into_iter().flat_map(|(ladder, sizes, dtype, rungs)| {
         rungs.iter().map(move |&index| (ladder.op(), &ladder.rungs()[index], sizes, dtype))
     });
     let next = Mutex::new(cases);
@@ -328,5 +341,86 @@ fn rungs_of_a_matmul_take_plain_matmuls_alone() {
         let draft = plan.groups[0].draft(&graph, &plan.placement);
         let made = Ladder::Matmul.rungs().iter().filter_map(|rung| rung.kernel(&draft, &target)).count();
         assert_eq!(made, 0, "{text}");
+    }
+}
+
+/// A matmul on a CPU that fills no tile.
+const ON_CPU: MatmulCase = MatmulCase {
+    rows: 70,
+    inner: 133,
+    columns: 131,
+    transposed: false,
+    epilogue: MatmulEpilogue::None,
+    dtype: Dtype::F32,
+};
+
+#[test]
+fn rungs_of_a_matmul_on_a_cpu_are_within_their_bounds_and_what_they_are_named_after() {
+    let engine = Engine::cpu();
+    let checks = check_matmul_ladder(&engine, &ON_CPU).unwrap();
+    assert!(checks.iter().all(|check| check.verified && check.worst_ratio > 0.0), "{checks:?}");
+    let texts = matmul_texts(&engine, &ON_CPU).unwrap();
+    assert!(texts.iter().map(|text| &text.rung).eq(checks.iter().map(|check| &check.rung)));
+    let texts: Vec<&str> = texts.iter().map(|text| text.text.as_str()).collect();
+    let words =
+        ["Three loops", "4 x 4 sums", "multiply-add", "matrix product, f32 by f32", "matrix product, f32 by f32"];
+    for (text, words) in texts.iter().zip(words) {
+        assert!(text.contains(words) && text.contains("// kernel 1 of 2: gelu"), "{text}");
+    }
+    // One thread and all of them run the same kernels; the last rung has one.
+    assert_eq!(texts[3], texts[4]);
+    assert!(texts[5].contains("// kernel 0 of 1: ") && texts[5].contains("gelu_tanh"), "{}", texts[5]);
+    assert!(texts[0].contains("without vectors") && !texts[1].contains("without vectors"), "{}", texts[0]);
+}
+
+#[test]
+fn a_ladder_on_a_cpu_is_of_plain_matmuls_in_f32() {
+    let engine = Engine::cpu();
+    let said = |case: MatmulCase| matmul_texts(&engine, &case).unwrap_err().to_string();
+    assert!(said(MatmulCase { transposed: true, ..ON_CPU }).ends_with("got weights that lie transposed"));
+    assert!(said(MatmulCase { dtype: Dtype::Bf16, ..ON_CPU }).ends_with("got bf16"));
+    assert!(said(MatmulCase { epilogue: MatmulEpilogue::Gelu, ..ON_CPU }).ends_with("got the epilogue gelu"));
+}
+
+/// Rows of no columns or one, results without an inner size: every loop has an end.
+#[test]
+fn rungs_of_a_matmul_on_a_cpu_take_any_sizes() {
+    let engine = Engine::cpu();
+    for [rows, inner, columns] in [[1, 1, 1], [3, 129, 67], [65, 64, 5], [4, 256, 64]] {
+        let case = MatmulCase { rows, inner, columns, ..ON_CPU };
+        let checks = check_matmul_ladder(&engine, &case).unwrap();
+        assert!(checks.iter().all(|check| check.verified), "{rows} {inner} {columns}: {checks:?}");
+    }
+}
+
+/// Every rung of every type, one element at a time first: also where rows are strided, masked and looked up by position.
+#[test]
+fn rungs_of_row_work_and_attention_on_a_cpu_are_within_their_bounds() {
+    let engine = Engine::cpu();
+    for name in ["add_act", "norm_act", "softmax", "attention"] {
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+            let (op, heads) = (FusedOp::find(name).unwrap(), Heads { positions: 35, ..Heads::default() });
+            let experts = ExpertSizes::default();
+            let case = BenchCase { op, rows: 70, cols: 128, dtype, backward: false, heads, experts };
+            let checks = check_ladder(&engine, &case).unwrap();
+            assert_eq!(checks[0].rung, "scalar");
+            assert!(
+                checks.iter().all(|check| check.verified && check.worst_ratio >= 0.0),
+                "{name} {dtype}: {checks:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_rung_of_rows_is_made_only_for_whole_vectors() {
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    for (name, cols, is_made) in
+        [("softmax", 776, true), ("softmax", 771, false), ("norm_act", 4104, false), ("add_act", 771, true)]
+    {
+        let generated = generated(name, 10, cols, Dtype::F32, &target);
+        let rungs = Ladder::of(name).unwrap().rungs();
+        let made = rungs.iter().filter(|rung| generated.rung(rung, &target).is_some()).count();
+        assert_eq!(made, if is_made { rungs.len() } else { 0 }, "{name} {cols}");
     }
 }

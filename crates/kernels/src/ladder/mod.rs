@@ -7,22 +7,25 @@
 //!   rows are contiguous, in f16 and bf16.
 //! - Launched in place of the generated kernel, on its arguments, so that one harness runs and checks all of them. The
 //!   generated kernel is the top rung.
-//! - On a CPU a rung is a plan, an instruction set and a number of threads, which the harness varies; the only kernel made
-//!   here uses ordinary stores instead of streaming ones ([`with_ordinary_stores`]).
+//! - On a CPU a rung is a plan, an instruction set and a number of threads, which the harness varies. The only kernels made
+//!   here are those of [`cpu`], and the one that uses ordinary stores at any size ([`with_ordinary_stores`]).
 
 pub(crate) mod attention;
 pub(crate) mod attention_add_norm;
+#[allow(unsafe_code)]
+pub mod cpu;
 pub(crate) mod matmul;
 
 use deuteron_attention::chain::{self, Fit};
 use deuteron_attention::kernel::LoweredAttention;
+use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::cuda::arch::Arch;
 use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids};
 use deuteron_codegen::cuda::row::variant::RowVariant;
 use deuteron_codegen::cuda::row_config::{Policy, RowConfig};
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Kernel, Launch};
-use deuteron_codegen::lower::lower_with_origins;
+use deuteron_codegen::lower::{LoweredRows, lower_with_origins};
 use deuteron_graph::Dtype;
 use deuteron_plan::{Draft, Structure};
 
@@ -119,18 +122,29 @@ const fn rows(threads: usize, rows: usize) -> Spread {
     Spread::Rows { threads, rows }
 }
 
-const ADD_ACT: [Rung; 3] = [
-    row!("add_act", 3, "l1_scalar", "one thread per element", elements(0)),
-    row!("add_act", 3, "l2_vector", "16 bytes per thread", elements(1)),
-    row!("add_act", 3, "l3_in_flight", "two vectors per thread, loads first", elements(2)),
+/// One launch per operation.
+const STEPS_OF_ADD_ACT: Spread = Spread::Launches { list: &[("add", true), ("activate", true)], words_per_row: 0 };
+
+const ADD_ACT: [Rung; 4] = [
+    row!("add_act", 3, "l1_two_launches", "one launch per operation, the sum in memory", STEPS_OF_ADD_ACT),
+    row!("add_act", 3, "l2_scalar", "one launch, one thread per element", elements(0)),
+    row!("add_act", 3, "l3_vector", "16 bytes per thread", elements(1)),
+    row!("add_act", 3, "l4_in_flight", "two vectors per thread, loads first", elements(2)),
 ];
 
-const NORM_ACT: [Rung; 5] = [
-    row!("norm_act", 4, "l1_thread_a_row", "one thread per row", rows(1, 128)),
-    row!("norm_act", 4, "l2_block_a_row", "one block per row, sums by a tree in shared memory", rows(256, 1)),
-    row!("norm_act", 4, "l3_warp_a_row", "one warp per row, sums by shuffles", rows(32, 8)),
-    row!("norm_act", 4, "l4_vectors", "16 bytes per thread", rows(32, 8)),
-    row!("norm_act", 4, "l5_row_in_registers", "the row read once and held in registers", rows(32, 4)),
+/// One launch per step of the formula.
+const STEPS_OF_NORM_ACT: Spread = Spread::Launches {
+    list: &[("average", false), ("deviate", false), ("normalise", true), ("scale_and_shift", true), ("activate", true)],
+    words_per_row: 2,
+};
+
+const NORM_ACT: [Rung; 6] = [
+    row!("norm_act", 4, "l1_five_launches", "one launch per step of the formula, results in memory", STEPS_OF_NORM_ACT),
+    row!("norm_act", 4, "l2_thread_a_row", "one launch, one thread per row", rows(1, 128)),
+    row!("norm_act", 4, "l3_block_a_row", "one block per row, sums by a tree in shared memory", rows(256, 1)),
+    row!("norm_act", 4, "l4_warp_a_row", "one warp per row, sums by shuffles", rows(32, 8)),
+    row!("norm_act", 4, "l5_vectors", "16 bytes per thread", rows(32, 8)),
+    row!("norm_act", 4, "l6_row_in_registers", "the row read once and held in registers", rows(32, 4)),
 ];
 
 /// One launch per step of the formula.
@@ -329,7 +343,7 @@ impl Rung {
     }
 }
 
-/// The CPU kernel of row work with ordinary stores at any size: the rung below stores for large results. None
+/// The CPU kernel of row work with ordinary stores at any size: the rung below prefetched or streaming stores. None
 /// if the group is not row work.
 pub fn with_ordinary_stores(group: &Draft) -> Option<Kernel> {
     (*group.structure == Structure::Row).then(|| crate::row::cpu::with_ordinary_stores(lower_with_origins(group).0))
@@ -343,20 +357,34 @@ fn row_kernel(rung: &Rung, row: RowText, mut variant: RowVariant, target: &CudaT
         Dtype::Bf16 => (include_str!("bf16.cuh"), 8),
         _ => return None,
     };
-    let is_flat = matches!(row.spread, Spread::Elements { .. });
-    if body.flat != is_flat || body.args.len() != row.arguments {
+    let is_flat = match row.spread {
+        Spread::Elements { .. } => true,
+        Spread::Rows { .. } => false,
+        Spread::Launches { list, .. } => list.iter().all(|&(_, by_elements)| by_elements),
+    };
+    if body.flat != is_flat || body.args.len() != row.arguments || !is_supported(&variant.lowered) {
         return None;
     }
     let constants = format!("constexpr int COLS = {};\nconstexpr float EPS = 1e-5f;\n", body.cols);
     let parts = [element, &constants, include_str!("common.cuh"), row.parameters, row.text];
     variant.config = RowConfig { why: rung.about.to_string(), ..row.spread.config(vector, variant.config) };
     variant.shared = 0;
-    let (rows, cols) = (variant.lowered.launch.rows, body.cols);
+    let (rows, cols) = (variant.lowered.launch.rows, variant.lowered.launch.cols);
     let kernel = variant.with_source(CudaSource::new(rung.name, parts.join("\n")), target);
     Some(match row.spread {
         Spread::Elements { .. } | Spread::Rows { .. } => kernel,
         Spread::Launches { list, words_per_row } => in_launches(kernel, list, (rows, cols), words_per_row),
     })
+}
+
+/// Whether rows have a multiple of 8 columns, at most [`WIDEST`], and start at multiples of 16 bytes, as those of some rungs must. A flat body
+/// has no rows.
+fn is_supported(lowered: &LoweredRows) -> bool {
+    let LoweredRows { body, launch } = lowered;
+    let whole = |count: usize| count.is_multiple_of(8);
+    let by_rows = |arg: &ArgBinding| arg.leading.iter().all(|&(size, stride)| size <= 1 || whole(stride));
+    let rows = body.flat || (whole(body.cols) && body.cols <= WIDEST && launch.args.iter().all(by_rows));
+    rows && launch.args.iter().all(|arg| whole(arg.offset))
 }
 
 /// A kernel of one grid as several with the same words.

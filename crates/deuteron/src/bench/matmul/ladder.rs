@@ -4,20 +4,20 @@ use deuteron_codegen::Kernel;
 use deuteron_codegen::cuda::CudaTarget;
 use deuteron_graph::Dtype;
 use deuteron_kernels::ladder::{Ladder, Rung};
-use deuteron_kernels::render;
+use deuteron_kernels::{Backend, render};
 use deuteron_matmul::cuda::variant::MatmulVariant;
 use deuteron_plan::Draft;
 use serde::Serialize;
 
 use super::super::microseconds;
 use super::super::turns::in_turn;
-use super::{CHECKED_ROWS, Matmul, MatmulCase, MatmulEpilogue, gpu, tflops};
+use super::{CHECKED_ROWS, Matmul, MatmulCase, MatmulEpilogue, on_cpu, tflops};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::seed;
 
 /// Inner size and columns at which rungs are checked as well: no row starts at a multiple of 16 bytes, and no tile is full.
-const CHECKED_WEIGHTS: (usize, usize) = (133, 131);
+pub(super) const CHECKED_WEIGHTS: (usize, usize) = (133, 131);
 
 /// One rung of the ladder of a matmul. The JSON form of `bench matmul --ladder` is an array of these.
 #[derive(Debug, Clone, Serialize)]
@@ -32,11 +32,11 @@ pub struct MatmulRung {
     pub dtype: String,
     /// where it ran
     pub device: String,
-    /// the rung's file, `generated` if plans choose none of them, or `library`
+    /// the rung's file or name, `generated` if plans choose none of them, or `library`
     pub rung: String,
     /// the improvement over the previous rung
     pub about: String,
-    /// its tiles; empty for the library
+    /// its tiles on a GPU, its kernels and threads on a CPU; empty for the library
     pub variant: String,
     /// whether plans choose it
     pub chosen: bool,
@@ -132,8 +132,14 @@ fn taken(case: &MatmulCase) -> Result<&MatmulCase, Error> {
 }
 
 /// Checks every rung of the ladder of a matmul at few rows and at odd sizes, and times it in turn with the others and the library.
+///
+/// On a CPU it is the ladder of `gelu(x w)` in f32.
 pub fn matmul_ladder(engine: &Engine, case: &MatmulCase) -> Result<Vec<MatmulRung>, Error> {
-    let (target, case) = (gpu(engine)?, taken(case)?);
+    let target = match engine.device().backend() {
+        Backend::Cuda(target) => target,
+        Backend::Cpu => return on_cpu::ladder(engine, case),
+    };
+    let case = taken(case)?;
     let (inner, columns) = CHECKED_WEIGHTS;
     let few = MatmulCase { rows: CHECKED_ROWS, ..*case };
     let small = [Matmul::new(engine, &few)?, Matmul::new(engine, &MatmulCase { inner, columns, ..few })?];
@@ -184,7 +190,10 @@ pub fn matmul_ladder(engine: &Engine, case: &MatmulCase) -> Result<Vec<MatmulRun
 
 /// Runs every rung of the ladder of a matmul once, at the requested sizes: for memory checkers, under which timing would take too long.
 pub fn check_matmul_ladder(engine: &Engine, case: &MatmulCase) -> Result<Vec<MatmulRungCheck>, Error> {
-    let target = gpu(engine)?;
+    let target = match engine.device().backend() {
+        Backend::Cuda(target) => target,
+        Backend::Cpu => return on_cpu::check(engine, case),
+    };
     let matmul = Matmul::new(engine, taken(case)?)?;
     let mut checks = Vec::new();
     for (step, kernel) in steps(engine, &matmul, target)? {
