@@ -8,8 +8,8 @@
 # no need of Rust. It needs a driver, libnvrtc, python3 with torch for `bench`, and the tools of the CUDA toolkit for
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
-# h200-row-ladder.csv, h200-attention-ladder.csv, h200-launch-ladder.csv, h200-attention-peers.csv, h200-heads.csv, h200-matmul.csv, h200-matmul-choice.csv, h200-matmul-ladder.csv, h200-matmul-few-rows.csv, h200-ffn.csv, h200-experts.csv, h200-layers.csv,
-# h200-launches-peers.csv, h200-launches-ncu.csv, h200-crossover.csv, h200-python-peers.csv, h200-conformance.csv, h200-clocks.csv, gpt2-cuda.csv, bench.json and machine.toml.
+# h200-row-ladder.csv, h200-attention-ladder.csv, h200-launch-ladder.csv, h200-attention-peers.csv, h200-heads.csv, h200-matmul.csv, h200-matmul-choice.csv, h200-matmul-ladder.csv, h200-matmul-few-rows.csv, h200-ffn.csv, h200-experts.csv, h200-experts-int8.csv, h200-layers.csv,
+# h200-launches-peers.csv, h200-launches-ncu.csv, h200-ncu-matmul.csv, h200-crossover.csv, h200-python-peers.csv, h200-conformance.csv, h200-clocks.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
 # minute more since, and `attention` 102 s.
 set -u
@@ -17,7 +17,7 @@ set -u
 # part       seconds  lines of its output that are shown
 PARTS="
 info         20       12
-test         420      24
+test         540      24
 check        160      40
 matrix       300      40
 repeat       60       6
@@ -26,15 +26,16 @@ calibrate    70       8
 bench        150      90
 ladders      240      90
 peers        200      40
-gpt2         150      30
+gpt2         200      30
 attention    150      24
 heads        120      30
-matmul       220      66
+matmul       260      70
 choice       240      66
-experts      300      16
+experts      300      24
 layers       240      30
 launches     280      60
 ncu          110      60
+limits       150      40
 python       260      30
 conformance  600      40
 pypeers      150      40
@@ -89,8 +90,11 @@ part_test() {
     together 4 deuteron-gpt2-all engines:: &
     together 4 deuteron-train-all engines:: &
     wait
+    # More processes at once would have more contexts than the GPU has memory for.
+    apart deuteron-all cuda::bytes:: cuda::experts::
+    wait
     for program in deuteron-device-all deuteron-all; do
-        together 8 "$program" cuda:: --skip cuda::products:: --skip cuda::one_launch:: --skip cuda::hopper:: &
+        together 8 "$program" cuda:: --skip cuda::products:: --skip cuda::one_launch:: --skip cuda::hopper:: --skip cuda::bytes:: --skip cuda::experts:: &
         wait  # a command in the foreground would keep the trap waiting
     done
     [ -n "$(ls "$logs")" ] || { echo "no test programs in $bundle/tests"; failed=1; }
@@ -290,7 +294,7 @@ part_matmul() {
 
 # Matmuls of random sizes: what plans take beside the fastest variant.
 part_choice() {
-    run python3 "$here/matmul_choice.py" --binary "$deuteron" --commit "$commit" --seed "$(date +%j)" --cases 50
+    run python3 "$here/matmul_choice.py" --binary "$deuteron" --commit "$commit" --seed "$(date +%j)" --cases 25
 }
 
 # Every variant of matmuls of few rows, and the feed-forward op from one row on: where kernels and the library change places.
@@ -308,8 +312,9 @@ matmul_ladder_rows() {
         csv_rows h200-matmul-ladder rows inner columns rung us tflops speedup over_library registers worst_ratio
 }
 
-# Rows routed to experts beside torch and a grouped matmul in Triton.
+# Rows routed to experts, in bf16 and in int8, beside torch and a grouped matmul in Triton.
 part_experts() {
+    unpack_python
     run python3 "$here/peers_experts.py" --binary "$deuteron" --commit "$commit"
 }
 
@@ -336,11 +341,11 @@ part_launches() {
     run crossover_rows
 }
 
-# GPT-2 beside torch, eager and compiled, all as CUDA graphs; first ours alone, with the clocks that the GPU has meanwhile.
+# GPT-2 in bf16 beside torch, eager and compiled, and with int8 weights, all as CUDA graphs; first ours alone, with the clocks that the GPU has meanwhile.
 part_gpt2() {
     watch_clocks gpt2 "$deuteron" bench gpt2 --device cuda --dtype bf16
     watch_clocks gpt2-8x1000 "$deuteron" bench gpt2 --device cuda --dtype bf16 --batch 8 --context 1000
-    run python3 "$here/peers_gpt2.py" --binary "$deuteron" --commit "$commit" --device cuda --dtypes bf16 --batches 1 8 \
+    run python3 "$here/peers_gpt2.py" --binary "$deuteron" --commit "$commit" --device cuda --dtypes bf16 int8 --batches 1 8 \
         --contexts 128 --rounds 2
 }
 
@@ -476,6 +481,11 @@ unpack_python() {
 
 part_ncu() {
     run python3 "$here/ncu_table.py" --binary "$deuteron" --commit "$commit"
+}
+
+# What limits the matmul kernels whose bars are missed.
+part_limits() {
+    run python3 "$here/ncu_matmul.py" --binary "$deuteron" --commit "$commit"
 }
 
 if [ "${1:-}" = --part ]; then

@@ -71,6 +71,7 @@ def main():
         library = next((row for row in found if row["variant"] == "library"), None)
         if chosen is None:
             print(f"{' '.join(words[1:6:2])}: no variant is chosen")
+            failed += 1
             continue
         over_best.append(chosen["us"] / best["us"])
         if library:

@@ -56,8 +56,8 @@ LEAST_READ, LEAST_WRITTEN = 1 << 20, 1 << 30
 BARS = {"reads": 0.05, "writes": 0.05, "time": 0.15}
 
 
-def parse(text, metrics=METRICS):
-    """The launches in ncu's CSV, in order: {kernel, metric: value}."""
+def parse(text, metrics=METRICS, optional=()):
+    """The launches in ncu's CSV, in order: {kernel, metric: value}. Only optional metrics may be missing."""
     lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if '"Metric Name"' in line), None)
     if start is None:
@@ -65,14 +65,15 @@ def parse(text, metrics=METRICS):
     launches = {}
     for row in csv.DictReader(line for line in lines[start:] if line.startswith('"')):
         launch = launches.setdefault(int(row["ID"]), {"kernel": row["Kernel Name"]})
-        if row["Metric Name"] in metrics:
+        if row["Metric Name"] in metrics and row["Metric Value"] not in ("", "n/a"):
             value, unit = row["Metric Value"].replace(",", ""), row["Metric Unit"]
             if unit not in UNITS:
                 raise Failure(f"{row['Metric Name']} has the unit `{unit}`; known are {', '.join(UNITS)}")
             launch[row["Metric Name"]] = float(value) * UNITS[unit]
-    incomplete = [launch for launch in launches.values() if not all(metric in launch for metric in metrics)]
+    required = [metric for metric in metrics if metric not in optional]
+    incomplete = [launch for launch in launches.values() if not all(metric in launch for metric in required)]
     if incomplete:
-        missing = [metric for metric in metrics if metric not in incomplete[0]]
+        missing = [metric for metric in required if metric not in incomplete[0]]
         raise Failure(f"ncu did not measure {', '.join(missing)} of {incomplete[0]['kernel']}")
     return [launches[number] for number in sorted(launches)]
 

@@ -179,7 +179,7 @@ def main():
                    "family": family, **one}
             is_new = not arguments.out.exists()
             with open(arguments.out, "a", newline="") as file:
-                writer = csv.DictWriter(file, FIELDS)
+                writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
                 if is_new:
                     writer.writeheader()
                 writer.writerow(row)
