@@ -22,7 +22,7 @@ from deuteron.trace.graph import FLOATS, Trace, dtype_bytes, dtype_word, element
 from deuteron.trace.value import Value
 
 class Translation(NamedTuple):
-    """A graph, and what it leaves open."""
+    """A graph and the parts of the model that it does not contain."""
 
     text: str
     notes: List[str]
@@ -193,7 +193,7 @@ class Translator:
         return result
 
     def kind(self, tensor: Any) -> Tuple[str, Tuple[int, ...]]:
-        """Dtype and shape of a tensor; what is wider than the text form has is counted as 32 bits."""
+        """Dtype and shape of a tensor; dtypes wider than those of the text form are treated as 32 bits."""
         word = {"float64": "f32", "int16": "i32", "uint8": "i32"}.get(str(tensor.dtype).rsplit(".", 1)[-1])
         if word is not None:
             note = f"{str(tensor.dtype).rsplit('.', 1)[-1]} is counted as {word}"
@@ -244,7 +244,7 @@ class Translator:
         return argument
 
     def mask(self, mask: Any) -> Any:
-        """What is added for a mask; of truth values once for all layers."""
+        """The value that a mask adds to scores; a boolean mask is converted once for all layers."""
         value = self.lift(mask)
         if not isinstance(value, Value) or value._word != "bool":
             return value

@@ -18,7 +18,7 @@ Handler = Callable[..., Any]
 
 
 def short_name(target: Any) -> str:
-    """`add` of `aten.add.Tensor`; nothing for what is not ATen's."""
+    """`add` for `aten.add.Tensor`; empty for functions that are not ATen's."""
     space, _, name = target._schema.name.partition("::") if hasattr(target, "_schema") else ("", "", "")
     return name if space == "aten" else ""
 
@@ -174,7 +174,7 @@ def _sdpa(
 
 
 def mask_kind(mask: Any, causal: bool = False) -> Tuple[str, Any]:
-    """`full`, `causal` (from the start) or `end` (from the end), and the mask if it is none of these."""
+    """`full`, `causal` (from the start) or `end` (from the end), and the mask operand if there is one."""
     if not isinstance(mask, torch.Tensor):
         return ("causal" if causal else "full"), mask
     seen = mask if mask.dtype is torch.bool else mask > -1e30

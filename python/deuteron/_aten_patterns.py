@@ -203,7 +203,7 @@ def _root_mean_square(x: Any, root: Any) -> Optional[float]:
 
 
 def _subtree(node: Any, depth: int) -> List[Any]:
-    """A node and what it is a sum, product or power of, each once."""
+    """A node and all operands of its sums, products and powers, each once."""
     found: List[Any] = []
     waiting = [(node, depth)]
     while waiting:

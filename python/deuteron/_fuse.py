@@ -46,15 +46,15 @@ def fuse(function: Optional[Function] = None, *, name: Optional[str] = None, tra
     The function is called once for each combination of dtypes and shapes, with values in place of its tensors
     (see `deuteron.trace`); its operations become a graph, whose kernels run in this and every later call.
     Tensors may be in tuples, lists, dicts and dataclasses. Other arguments are constants: they must be hashable, and
-    a new value makes a new trace. Variables besides the arguments are read when the function is traced. Parameters and
+    a new value makes a new trace. Captured variables are read when the function is traced. Parameters and
     buffers of torch modules that it calls, and tensors in enclosing scopes, are captured: they are operands of every
     call, with gradients; if one was replaced, or `train()` or `eval()` changed a module, the function is traced again. Other
     tensors must be arguments. Torch functions that graphs do not have, such as `torch.topk` and `torch.cumsum`, run in torch between
     fused programs; `plan` names them, and others are refused.
     `torch.no_grad()` and `detach()` within it stop gradients; a custom `torch.autograd.Function` is refused.
     A result that is a view of an operand in torch is a copy here, unless it is the operand itself.
-    64-bit indices are computed in 32 bits, and refused on the CPU if they do not fit; 64-bit floats are
-    computed exactly but slowly, for checks, and do not mix with other floats.
+    64-bit integers are computed in 32 bits: beyond those they are refused on the CPU and clamped to them on a GPU, which says nothing, since to look
+    would wait for it. No table has such an index, but a sum or a comparison of such numbers differs there. 64-bit floats are computed exactly but slowly, for checks, and do not mix with other floats.
     Autocast has no effect: dtypes are those of the operands and of casts in the function.
     `name` is its name in reports, `traces` the number of traces kept; the oldest is dropped.
 
@@ -123,7 +123,7 @@ class Fused(Generic[Parameters, Returned]):
         return result
 
     def _compiled(self, arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> Any:
-        """The same for a compiler of torch: what is traced is a constant, and one operator runs it."""
+        """The call under torch.compile: the traced graph is a constant, and one operator runs it."""
         from deuteron._call import run
 
         operands: List[Any] = []
@@ -275,7 +275,7 @@ class Traced:
         return "".join(step.text or f"# torch: {step.call.name}\n" for step in self._steps)
 
     def is_current(self) -> bool:
-        """Whether modules are in the modes that it was traced in, and captured tensors where and what they were."""
+        """Whether all modules are still in the mode of the trace, and all captured tensors are the same objects as then."""
         return self.is_fixed or not (changed(self._modes) or any(capture.changed() for capture in self._captures))
 
     def types(self, operands: Sequence[Type]) -> List[Type]:
@@ -286,7 +286,7 @@ class Traced:
         """The graph, the shape of what is returned, and where its tensors come from."""
         if self._captures:
             raise TypeError(
-                "a fused function that reads tensors besides its arguments cannot be part of a graph of torch.compile; pass them "
+                "a fused function that captures tensors cannot be part of a graph of torch.compile; pass them "
                 "as arguments"
             )
         if any(step.call is not None for step in self._steps):
@@ -313,7 +313,7 @@ class Traced:
         return "".join(parts)
 
     def run(self, operands: Sequence[Any]) -> Any:
-        """What the function returns for these operands."""
+        """Runs the programs and returns the results of the function."""
         results: Sequence[Any] = ()
         operands = [*operands, *self._tensors] if self._tensors else operands
         if not all(source.given for source in self._sources):

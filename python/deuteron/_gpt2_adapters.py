@@ -67,7 +67,7 @@ class Lora:
         return found
 
     def write(self, site: Site, index: int, x: str, result: str) -> Tuple[str, str]:
-        """Adds to a result. Gives the sum, and the input as the next adapter takes it."""
+        """Adds the adapter to a result. Returns the sum and the input of the next adapter."""
         text, prefix, name = site.text, f"{site.layer}.{index}", f"{site.result}.{index}"
         taken = x = text.cast(x, self.dtype) if self.casts else x
         if self.dropout:
@@ -88,7 +88,7 @@ class Lora:
         return text.let(name, self.product, f"linear {' '.join(operands)} transposed")
 
     def with_magnitude(self, site: Site, index: int, x: str, high: str, result: str) -> str:
-        """DoRA: the columns of `W + s A B` get another length. It adds what is missing to the layer's own result."""
+        """DoRA: rescales the columns of `W + s A B` to learnt lengths, as an addition to the layer's own result."""
         text, prefix, name = site.text, f"{site.layer}.{index}", f"{site.result}.{index}"
         weight = text.cast(f"{site.layer}.weight", text.dtypes[x])
         norm = self.norm(site, index, weight)
@@ -142,7 +142,7 @@ class Loras:
 
 @dataclass(frozen=True)
 class Ia3:
-    """Vectors that scale what a layer takes (`before`) or gives."""
+    """Vectors that scale the input (`before`) or the output of a layer."""
 
     before: bool
     # of each vector

@@ -31,7 +31,7 @@ HARMLESS = frozenset(
 # Elements of 16 bits in a vector of a GPU.
 ALIGNED = 8
 
-# From so many rows on a padded weight pays.
+# The least number of rows at which a padded weight pays.
 PADDED_ROWS = 64
 
 # Programs that a block remembers, at most; the oldest is dropped.
@@ -466,7 +466,7 @@ def _layer(cache: Cache, index: int) -> Union[GrowingLayer, StaticLayer]:
 
 
 def _requires_grad(layer: Any) -> bool:
-    """Whether what the layer of a cache holds requires a gradient, as in prefix tuning."""
+    """Whether the tensors of a cache layer require a gradient, as in prefix tuning."""
     held = (getattr(layer, "keys", None), getattr(layer, "values", None))
     return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in held)
 

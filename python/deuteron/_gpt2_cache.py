@@ -31,7 +31,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
 
     @classmethod
     def of(cls, layer: DynamicLayer) -> GrowingLayer:
-        """A layer that holds what a plain one does."""
+        """A growing layer with the contents of a plain one."""
         grown: GrowingLayer = cls()
         if layer.get_seq_length() > 0 and layer.keys is not None and layer.values is not None:
             grown.take(layer.keys, layer.values)
@@ -60,7 +60,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self.is_initialized = True
 
     def shape(self) -> Tuple[int, int, int]:
-        """Batch, heads and width of what it holds."""
+        """Batch, heads and width of the stored keys."""
         given = self._given[0]
         if given is not None:
             return given.shape[0], given.shape[1], given.shape[3]
@@ -68,7 +68,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         return (0, 0, 0) if buffer is None else (buffer.shape[1], buffer.shape[2], buffer.shape[4])
 
     def room(self, rows: int, most: Callable[[], int]) -> torch.Tensor:
-        """The buffer with all keys and values so far, and room for so many more. `most` is the longest sequence."""
+        """The buffer with all keys and values so far, grown if it lacks room for the new ones. `most` is the longest sequence."""
         length = self.get_seq_length()
         buffer = self._buffer
         whole = self._given[0] is None and self._given[1] is None
@@ -131,7 +131,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
 
 
 def capacity(rows: int, most: int) -> int:
-    """A power of two with room for so many rows; the longest sequence, if that is less."""
+    """The next power of two for this number of rows, at most the longest sequence."""
     room = max(SMALLEST, 1 << (rows - 1).bit_length())
     return max(rows, min(room, most))
 

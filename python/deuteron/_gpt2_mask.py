@@ -1,4 +1,4 @@
-"""Attention masks of Hugging Face as Deuteron takes them."""
+"""Converts attention masks of Hugging Face to those of Deuteron."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHALLOW = -256.0
 
 
 class MaskMemo:
-    """Remembers what became of the last mask: all blocks of a model are handed the same one."""
+    """Remembers the last converted mask: all blocks of a model get the same one."""
 
     def __init__(self) -> None:
         # the mask, its version, and what was made of it
@@ -64,7 +64,7 @@ def additive(
 
 
 def check(mask: Any, sizes: Tuple[int, int, int, int], like: torch.Tensor) -> None:
-    """Refuses what is no mask of these scores."""
+    """Refuses a tensor that cannot be a mask of these scores."""
     if not isinstance(mask, torch.Tensor):
         raise Unfit(f"an attention mask of class {type(mask).__name__}")
     if mask.ndim != 4:

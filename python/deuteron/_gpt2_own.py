@@ -1,4 +1,4 @@
-"""What a module computes is known by its class alone, as long as nobody replaced its forward or hooked into it."""
+"""Checks that a module computes what its class says: that its forward was not replaced and has no hooks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_part(name: str, part: nn.Module) -> None:
 
 
 def _refuse_hooks(name: str, part: nn.Module) -> None:
-    """Hooks see what a module takes and gives; fused, there is no such value.
+    """Hooks read inputs and outputs of a module, which do not exist in a fused program.
 
     Those by which transformers collects attention weights stay where they are after use. They are no obstacle while
     nothing is collected.

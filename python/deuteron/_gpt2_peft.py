@@ -47,7 +47,7 @@ def settle(wrapper: Any) -> None:
 
 
 def adapter_of(name: str, wrapper: Any, around: Around) -> Tuple[Optional[Adapter], List[torch.Tensor]]:
-    """What a wrapper adds to its layer, and the operands for it; nothing while it is disabled or merged into the weights."""
+    """The adapter of a wrapper and its operands; nothing while it is disabled or merged into the weights."""
     if wrapper.disable_adapters or wrapper.merged:
         return None, []
     if _is(wrapper, "peft.tuners.ia3.layer", "Linear"):

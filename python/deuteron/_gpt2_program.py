@@ -63,7 +63,7 @@ RETURNED = Past("returned")
 
 @dataclass(frozen=True)
 class Block:
-    """What the program of a block is made for."""
+    """The properties of a block and a call that determine its program."""
 
     batch: int
     sequence: int
@@ -193,7 +193,7 @@ class _Text(GraphText):
         return self.let("merged", block.compute, merged)
 
     def kept(self, qkv: str) -> Tuple[str, str]:
-        """Writes keys and values where they are kept, and says where they are read."""
+        """Appends keys and values to the cache, and returns the values that attention reads."""
         block, states = self.block, self.block.states
         if states == ("k_cache", "v_cache"):
             self.say("k_kept = append k_cache k positions batch=0")
@@ -221,7 +221,7 @@ class _Text(GraphText):
         return block.batch, block.sequence, block.heads, block.hidden // block.heads
 
     def by_head(self) -> Tuple[int, int, int, int]:
-        """Of keys and values that are handed in."""
+        """The layout by head of keys and values that are operands."""
         batch, _, heads, width = self.by_token()
         return batch, heads, self.block.past.capacity if self.block.past is not None else 0, width
 

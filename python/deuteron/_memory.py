@@ -18,7 +18,7 @@ def empty_cache() -> None:
 
 
 def memory_stats() -> Dict[str, Dict[str, int]]:
-    """Memory that programs hold besides their callers' tensors, per device used.
+    """Memory that programs hold in addition to their callers' tensors, per device used.
 
     `workspace_bytes` are allocated now, `needed_bytes` are needed to run the programs (on a GPU, on one stream), and `programs` is the number
     of compiled programs.

@@ -72,6 +72,9 @@ class Program:
         """Runs it as the library of its operands would have it done: with gradients, under autocast and by a compiler's rules
         where they are tensors of torch. Results are of the kind of the first operand, on its device."""
 
+    def only(self, *operands: Any) -> Any:
+        """The same of a program with one result, which comes alone."""
+
     def forward(self, operands: Sequence[Any]) -> list[Any]:
         """Runs it on memory as it is, and nothing else."""
 

@@ -1,4 +1,4 @@
-"""What the functions of the catalogue make of their arguments: words of attributes, seeds, masks, biases of norms."""
+"""Converts arguments of the catalogue's functions: attributes, seeds, masks, biases of norms."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _wrapped(seed: int) -> int:
 
 
 def bias_of_norm(name: str, norm: str, w: Tensor, b: Optional[Tensor]) -> Optional[Tensor]:
-    """The bias as the engine takes it: a layer norm has one, an RMS norm has none."""
+    """The bias for the engine: a layer norm gets one (zeros if none is given), an RMS norm none."""
     if norm == "layer":
         return _zeros_like(name, w) if b is None else b
     if norm != "rms":
@@ -249,7 +249,7 @@ def score_work(
 def check_score_limits(
     mask: Mask, lengths: Sequence[int], keys: tuple[int, ...], window: Optional[int], soft_cap: Optional[float], work: ScoreWork
 ) -> tuple[Union[float, str], Union[int, str]]:
-    """The soft cap and the window as the engine takes them."""
+    """Checks the soft cap and the window, and returns them for the engine."""
     placed = window is not None or work.flags[0] == "true" or work.flags[2] == "true"
     square = len(set(lengths)) < 2 and lengths[-1:] == keys
     if placed and isinstance(mask, str) and mask == "causal" and not square:

@@ -33,7 +33,7 @@ def get_num_threads() -> int:
 
 
 def follow_environment() -> None:
-    """Takes `OMP_NUM_THREADS` as the limit, as libraries with OpenMP do. What is no number of threads is ignored, as they do."""
+    """Takes `OMP_NUM_THREADS` as the limit, as libraries with OpenMP do. Other values are ignored, as by those libraries."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if first.isdecimal() and int(first) > 0:
         # Before any limit is set, this is the number of cores.

@@ -8,6 +8,7 @@ looks at the call instead of doing it (`torch.compile`, fake tensors, modes), it
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any, List, Optional, Sequence
 
 import torch
@@ -45,7 +46,7 @@ _autocast = torch._C._is_any_autocast_enabled
 
 
 def call(program: Program, operands: Sequence[Any]) -> Sequence[Any]:
-    """Runs a program on tensors and gives its outputs, whoever looks at calls."""
+    """Runs a program on tensors and returns its outputs; under torch function modes too."""
     wants, others = False, False
     for operand in operands:
         kind = type(operand)
@@ -171,7 +172,7 @@ class _Function(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """Gradients as they are, of which none can be taken: they depend on the operands and on the gradients that came in."""
+    """First gradients, which cannot be differentiated again although they depend on the operands and on incoming gradients."""
 
     @staticmethod
     def forward(ctx: Any, name: str, count: int, *tensors: Any) -> Any:
@@ -212,6 +213,24 @@ def _cast(name: str, operands: Sequence[Any]) -> Sequence[Any]:
         return operand
 
     return [one(operand) for operand in operands]
+
+
+@torch.compiler.assume_constant_result
+def rms_epsilon(dtype: torch.dtype) -> float:
+    """What `torch.nn.functional.rms_norm` adds where it is given none: the epsilon of the dtype, or that of the dtype that it computes in. Versions of
+    torch differ, so the one that is installed is asked."""
+    return _found_epsilon(dtype)
+
+
+@lru_cache(maxsize=None)
+def _found_epsilon(dtype: torch.dtype) -> float:
+    own, inner = (float(torch.finfo(one).eps) for one in (dtype, torch.float32 if dtype.itemsize < 4 else dtype))
+    if own == inner:
+        return own
+    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        # The square of each element is the geometric mean of both: the result is nearly 1 beside the smaller, and nearly 0 beside the larger.
+        x = torch.full((1,), (own * inner) ** 0.25, dtype=dtype, device="cpu")
+        return own if float(torch.nn.functional.rms_norm(x, (1,))) < 0.5 else inner
 
 
 # Operators for compilers.

@@ -37,7 +37,7 @@ class Branch(NamedTuple):
 
 
 def take(argument: Any, tensors: List[Any], names: List[str], label: str) -> Any:
-    """Puts the tensors of an argument on a list, and gives what is left of it."""
+    """Appends the tensors of an argument to a list, and returns its structure without them."""
     if is_tensor(argument):
         tensors.append(argument)
         names.append(label)
@@ -88,7 +88,7 @@ def _with_fields(kind: Any, named: Dict[str, Any]) -> Any:
 
 
 def constants(part: Any) -> List[Any]:
-    """All that is no tensor and no container."""
+    """All leaves that are not tensors."""
     if isinstance(part, Constant):
         return [part.value]
     return [] if isinstance(part, Leaf) else [one for item in part.parts for one in constants(item)]

@@ -4,13 +4,15 @@ Each takes tensors of PyTorch (CPU or CUDA, with gradients), arrays of NumPy, or
 results of the same kind. Leading axes may have any strides. Inside a function under `deuteron.fuse` they add to its graph.
 
 Tensors are float32, float16 or bfloat16, all of one call the same unless its text says otherwise; statistics and sums are float32 inside.
+Under autocast matmuls and attention take its dtype, as torch's do; norms, softmax and other row ops keep the dtype of `x`, where torch's give float32.
+Indices of int64 are taken as int32: beyond 32 bits they are an `IndexError` on the CPU, and clamped on a GPU, where they stay outside of every table.
 `x [.., columns]` stands for any number of leading axes. Results have the shape and dtype of `x` unless the text says otherwise.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Callable, Optional, Sequence, Union
 
 from . import _call
 from ._losses import assembled, check_options
@@ -54,23 +56,24 @@ __all__ = [
 
 def _run(name: str, operands: Sequence[Any], names: str = "", values: tuple[Any, ...] = ()) -> Any:
     """Runs an op of the catalogue, or adds it to the graph that is being traced. `names` are those of its attributes, always the same for
-    one op. Operands that it may be without are None then. One result comes alone, several as a tuple.
+    one op. Optional operands are None if absent. One result is returned alone, several as a tuple.
 
     A small call takes a few microseconds, so what is known of earlier calls is found by one lookup."""
     if _call.is_compiling():
         results = tuple(_call.run(_text(name, names, values), operands))
-    else:
-        try:
-            known = _PROGRAMS.get((name, values))
-        except TypeError:
-            raise TypeError(f"{name}: expected words and numbers for {names}, got {values}") from None
-        if known is None:
-            known = _PROGRAMS[(name, values)] = _call.program(_text(name, names, values))
-        results = known(*operands)
-    return results[0] if len(results) == 1 else results
+        return results[0] if len(results) == 1 else results
+    try:
+        known = _CALLS.get((name, values))
+    except TypeError:
+        raise TypeError(f"{name}: expected words and numbers for {names}, got {values}") from None
+    if known is None:
+        program: Program = _call.program(_text(name, names, values))
+        known = _CALLS[(name, values)] = program.only if len(program.outputs) == 1 else program
+    return known(*operands)
 
 
-_PROGRAMS: dict[tuple[str, tuple[Any, ...]], Program] = {}
+_CALLS: dict[tuple[str, tuple[Any, ...]], Callable[..., Any]] = {}
+"""What runs an op with some attributes: its program, or that program's only result."""
 
 
 def _text(name: str, names: str, values: tuple[Any, ...]) -> str:
@@ -99,7 +102,7 @@ def mul_add_act(x: Tensor, w: Tensor, b: Tensor, act: Activation = "gelu") -> Te
 
 
 def add_act(x: Tensor, r: Tensor, act: Activation = "gelu") -> Tensor:
-    """`act(x + r)`
+    """`act(x + r)`, elementwise: `x` and `r` of one shape `[.., columns]`; operands repeat where their size is 1.
 
     >>> import numpy, deuteron
     >>> x = numpy.array([[-3.0, 1.0]], dtype="float32")
@@ -202,6 +205,7 @@ def geglu(x: Tensor, g: Optional[Tensor] = None, act: Activation = "gelu") -> Te
 
 def layer_norm(x: Tensor, w: Tensor, b: Optional[Tensor] = None, eps: float = 1e-5) -> Tensor:
     """`(x - mean) / sqrt(var + eps) * w + b` over the last axis of `x [.., columns]`; `w` and `b` are `[columns]`, and without `b` nothing is added.
+    The result has the dtype of `x` under autocast too, where torch's is float32.
 
     >>> import numpy, deuteron
     >>> x = numpy.array([[0.0, 2.0]], dtype="float32")
@@ -213,7 +217,8 @@ def layer_norm(x: Tensor, w: Tensor, b: Optional[Tensor] = None, eps: float = 1e
 
 
 def rms_norm(x: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
-    """`x / sqrt(mean(x^2) + eps) * w` over the last axis of `x [.., columns]`; `w [columns]`.
+    """`x / sqrt(mean(x^2) + eps) * w` over the last axis of `x [.., columns]`; `w [columns]`. The result has the dtype of `x` under autocast too, where
+    torch's is float32.
 
     >>> import numpy, deuteron
     >>> x = numpy.array([[2.0, -2.0]], dtype="float32")
@@ -224,7 +229,9 @@ def rms_norm(x: Tensor, w: Tensor, eps: float = 1e-5) -> Tensor:
 
 
 def norm_act(x: Tensor, w: Tensor, b: Optional[Tensor] = None, act: Activation = "gelu", eps: float = 1e-5, norm: Norm = "layer") -> Tensor:
-    """`act(norm(x))`; `norm` is `"layer"`, with `b` or without, or `"rms"`, which has none, as in all functions.
+    """`act(norm(x))` over the last axis of `x [.., columns]`; `w [columns]`, `b [columns]`. The result has the shape of `x`.
+
+    `norm="layer"` is LayerNorm, with or without a bias `b`; `norm="rms"` is RMSNorm, which has no bias. All functions with a `norm` work this way.
 
     >>> import numpy, deuteron
     >>> x = numpy.array([[0.0, 2.0]], dtype="float32")
@@ -480,7 +487,8 @@ def attention(
     Scores `s` are changed before the softmax, in this order: `soft_cap * tanh(s / soft_cap)`; plus `slopes [heads]` times the distance
     `key - query`, which is ALiBi; plus `bias`, which broadcasts to `[batch, heads, queries, keys]`. A key `window` positions or more from the
     query's own is hidden, on both sides, and so is a key of another document: `documents [keys]` or `[batch, keys]` are whole numbers. Instead of
-    them `cu_seqlens` says where sequences start that lie one after the other in one row: `[0, .., keys]`. The last query's own key is the last.
+    documents, `cu_seqlens` gives the start offsets of packed sequences: `[0, .., keys]`. Queries are aligned with the last keys: the last query
+    has the position of the last key.
 
     >>> import numpy, deuteron
     >>> q = numpy.zeros((1, 1, 2, 2), "float32")
@@ -583,11 +591,11 @@ def linear_cross_entropy(
     class_weights: Optional[Tensor] = None,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """Cross entropy of `x weight^T` against `targets`, and its gradient, without the logits in memory. `x [rows, hidden]`,
-    `weight [classes, hidden]`, `targets [rows]`. `reduction` is "mean", "sum" or "none", which gives a loss per row. A row
-    whose target is `ignore_index` has no loss, and the mean leaves it out. `class_weights [classes]` weigh the losses and their mean as
-    those of `torch.nn.functional.cross_entropy`; `z_loss` is the factor of `logsumexp(logits)^2` per row, averaged over the rows that
-    count. A target out of range is an `IndexError`, which a later call raises on a Hopper GPU; other GPUs do not check.
+    """Cross entropy of `x weight^T` against `targets`, and its gradient, without storing all logits. `x [rows, hidden]`,
+    `weight [classes, hidden]`, `targets [rows]`. `reduction` is "mean", "sum" or "none" (one loss per row). Rows with the target
+    `ignore_index` have loss 0 and are excluded from the mean. `class_weights [classes]` weight the losses and their mean as in
+    `torch.nn.functional.cross_entropy`; `z_loss` is the factor of `logsumexp(logits)^2` per row, averaged over the rows that are
+    not ignored. A target out of range is an `IndexError`, which a later call raises on a Hopper GPU; other GPUs do not check.
 
     >>> import numpy, deuteron
     >>> x, weight = numpy.ones((2, 4), "float32"), numpy.eye(3, 4, dtype="float32")
@@ -612,7 +620,7 @@ def linear_cross_entropy(
 
 
 def _check_targets(targets: Any, weight: Any, ignore_index: Optional[int]) -> None:
-    """Looks whether targets are classes, where that takes no wait for a GPU."""
+    """Checks that targets are classes, unless the check would have to wait for a GPU."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(targets, torch.Tensor):
         if _call.is_compiling() or type(targets) is not torch.Tensor or targets.device.type != "cpu":
@@ -639,7 +647,7 @@ def moe(
     """`act(x weight[expert] + bias)` of rows `x [rows, in]`, each routed to one of several experts: `experts [rows]`, `weight [n, out,
     in]`, `bias [n, out]`. With `experts [rows, choices]` a row goes to several: the result is `[rows, choices, out]`, or, with
     `expert_weights [rows, choices]`, `[rows, out]`: the results of the choices times their weights, added in their order. `x [rows,
-    choices, in]` has a row for each choice, as a second projection takes them. Experts are int32 or int64. It has no gradient.
+    choices, in]` has one row per choice, for the second projection of an expert MLP. Experts are int32 or int64. It has no gradient.
 
     >>> import numpy, deuteron
     >>> x = numpy.ones((2, 2), "float32")

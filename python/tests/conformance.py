@@ -4,10 +4,13 @@
                                        [--part I/N] [--out FILE]
 
 Every function of torch that has an OpInfo is asked for, whether `fuse` claims it or not. A sample is *right* if results and gradients
-are within the bound below, *refused* if tracing raised an error, *different* otherwise. Samples that torch refuses must be refused.
-Methods, operators and in-place variants are asked for with `f32`. `--reference` adds torch's reference samples, which have broadcasts,
-strides and extreme values, and takes several times as long. Exit code 0: nothing is different; 1: something is. On a GPU the default
-are floats, since whole numbers beyond 32 bits are documented to differ there; `--part 2/16` asks for every sixteenth function from the second on.
+are within the bound below, *refused* if a typed error says what was expected, *failed* if compiling or running it failed (a
+`RuntimeError`, a `MemoryError`, or an error that no refusal raises), *different* otherwise. Samples that torch refuses must be refused, and a
+GPU refuses what the CPU refuses: a sample that only the GPU refuses has failed. Methods, operators and in-place variants are asked for
+with `f32`. Functions of the catalogue whose options no sample of torch has are also asked for with samples of ours. `--reference` adds
+torch's reference samples, which have broadcasts, strides and extreme values, and takes several times as long. Exit code 0: nothing is
+different and nothing failed; 1: something did. On a GPU the default are floats, since whole numbers beyond 32 bits are documented to differ
+there; `--part 2/16` asks for every sixteenth function from the second on.
 
 The bound of an element is computed. The function in f64 is the exact value; its condition is measured by moving every operand by a
 relative 2^-24 up or down at random, eight times. An element may be off by two roundings of its own dtype, by 32 f32 roundings and
@@ -48,6 +51,9 @@ STEP = 2.0**-24
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 SMALLEST = {torch.float32: 2.0**-126, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-126}
 DRAWS = 8
+VERDICTS = ("right", "refused", "different", "failed")
+REFUSALS = (TypeError, ValueError, IndexError, OverflowError, NotImplementedError)
+"""what a refusal raises; anything else is a failure"""
 UNKNOWN = 3
 """samples after which a function that `fuse` does not know is asked no more"""
 CANCELS = ("nn.functional.gelu", "nn.functional.tanhshrink")
@@ -60,7 +66,7 @@ class Outcome(NamedTuple):
     """What became of one sample."""
 
     verdict: str
-    """`right`, `refused` or `different`"""
+    """one of `VERDICTS`"""
     why: str = ""
     worst: float = 0.0
     """the largest error as a part of its bound"""
@@ -148,22 +154,38 @@ def judge(sample: Sample, candidate: Function, gradients: bool, generator: Any, 
         refused = f"torch refuses it: {error}"
         try:
             candidate(*(one.clone() for one in sample.tensors))
-        except Exception:
+        except (*REFUSALS, type(error)):
             return Outcome("refused", refused)
+        except Exception as failure:
+            return Outcome("failed", f"{type(failure).__name__}: {failure}")
         return Outcome("different", refused)
     gradients = gradients and any(is_float(one) for one in results) and any(is_float(one) for one in sample.tensors)
     weights = [_drawn(one, generator) for one in results]
-    try:
-        mine = run(candidate, sample.tensors, weights, gradients)
-    except (TypeError, ValueError, IndexError, OverflowError, RuntimeError, NotImplementedError) as error:
-        return Outcome("refused", f"{type(error).__name__}: {error}")
     try:
         theirs = run(sample, sample.tensors, weights, gradients)
     except RuntimeError:
         # torch has no gradient for it.
         gradients = False
-        mine, theirs = (run(one, sample.tensors, None, False) for one in (candidate, sample))
+        theirs = run(sample, sample.tensors, weights, False)
+    try:
+        mine = run(candidate, sample.tensors, weights, gradients)
+    except REFUSALS as error:
+        said = f"{type(error).__name__}: {error}"
+        return Outcome("failed", f"only a GPU refuses it: {said}") if _cpu_takes(sample, candidate) else Outcome("refused", said)
+    except Exception as error:
+        return Outcome("failed", f"{type(error).__name__}: {error}")
     return _compared(sample, weights, mine, theirs, gradients, generator, cancels)
+
+
+def _cpu_takes(sample: Sample, candidate: Function) -> bool:
+    """Whether the CPU computes what a GPU refused."""
+    if all(one.device.type == "cpu" for one in sample.tensors):
+        return False
+    try:
+        candidate(*(one.cpu() for one in sample.tensors))
+    except Exception:
+        return False
+    return True
 
 
 def _compared(
@@ -263,9 +285,10 @@ def _layer_norm(x: Any, normalized_shape: Any, weight: Any = None, bias: Any = N
 
 
 def _rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: Optional[float] = None) -> Any:
-    if len(normalized_shape) != 1 or weight is None or eps is None:
-        raise ValueError("rms_norm: expected one axis, a weight and eps")
-    return deuteron.rms_norm(x, weight, eps)
+    if len(normalized_shape) != 1 or weight is None:
+        raise ValueError("rms_norm: expected one axis and a weight")
+    # torch computes in f32 and takes the epsilon of that.
+    return deuteron.rms_norm(x, weight, torch.finfo(torch.float32).eps if eps is None else eps)
 
 
 def _softmax(x: Any, dim: int, *, dtype: Any = None) -> Any:
@@ -298,13 +321,31 @@ def catalogue() -> Dict[str, Function]:
 # The samples.
 
 
+def _norm_samples(device: str, dtype: Any, bias: bool) -> Iterable[Any]:
+    """Rows longer than those of torch's samples, with one axis and a weight; the last are so small that the epsilon decides."""
+    from torch.testing import make_tensor
+    from torch.testing._internal.opinfo.core import SampleInput
+
+    for shape, eps in (((3, 5, 65), 1e-5), ((129, 768), 1e-6), ((2, 1), 0.5), ((3, 65), None)):
+        x = make_tensor(shape, device=device, dtype=dtype) * (1.0 if eps else 0.001)
+        weights = [make_tensor(shape[-1:], device=device, dtype=dtype) for _ in range(1 + bias)]
+        yield SampleInput(x, args=(shape[-1:], *weights), kwargs={"eps": eps} if eps else {})
+
+
+OWN: Dict[str, Callable[[str, Any], Iterable[Any]]] = {
+    "nn.functional.layer_norm": functools.partial(_norm_samples, bias=True),
+    "nn.functional.rms_norm": functools.partial(_norm_samples, bias=False),
+}
+"""Samples of ours by the names of OpInfos: torch's own hardly have what the catalogue computes."""
+
+
 class Case(NamedTuple):
     """Samples of one function of torch, and how it is called."""
 
     name: str
     dtype: str
     way: str
-    """`function`, `method`, `operator`, `in place` or `catalogue`"""
+    """`function`, `method`, `operator`, `in place` or `catalogue`; with samples of ours `ours` or `ours, catalogue`"""
     samples: Callable[[], Iterable[Any]]
     function: Function
     candidate: Optional[Function]
@@ -330,6 +371,11 @@ def cases(op: Any, dtypes: Sequence[str], reference: bool = False, device: str =
         direct = catalogue().get(name)
         if direct is not None and dtype.is_floating_point:
             yield Case(name, word, "catalogue", samples, op.op, direct, gradients)
+        own = OWN.get(name) if dtype.is_floating_point else None
+        if own is not None:
+            made = functools.partial(own, device, dtype)
+            yield Case(name, word, "ours", made, op.op, None, gradients)
+            yield Case(name, word, "ours, catalogue", made, op.op, direct, gradients)
         variants = {"method": op.method_variant, "operator": op.operator_variant, "in place": op.inplace_variant}
         for way, variant in variants.items() if word == "f32" else ():
             if variant is not None:
@@ -368,7 +414,7 @@ def ask(case: Case, most: Optional[int] = None) -> Count:
     count = Count()
     unknown = 0
     for given in itertools.islice(case.samples(), most):
-        if unknown == UNKNOWN:
+        if unknown == UNKNOWN == sum(count.verdicts.values()):
             count.is_unknown = True
             break
         sample = Sample(case.function, (given.input, *given.args), given.kwargs)
@@ -409,7 +455,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, help="samples of each function, dtype and way")
     parser.add_argument("--out", type=Path, help="a file of rows to append to")
     parser.add_argument("--commit", help="of the rows [default: that of the folder]")
-    parser.add_argument("--list", choices=["different", "refused", "right"], default="different")
+    parser.add_argument("--list", choices=VERDICTS, default="different")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     if arguments.device == "cuda" and not torch.cuda.is_available():
@@ -429,30 +475,34 @@ def main() -> int:
         for case in cases(op, dtypes, arguments.reference, arguments.device):
             count = ask(case, arguments.most)
             if count.is_unknown:
-                break
+                # Another way may be known.
+                continue
             total.update(count.verdicts)
-            numbers = [count.verdicts[word] for word in ("right", "refused", "different")]
+            numbers = [count.verdicts[word] for word in VERDICTS]
             if any(numbers):
                 rows.append([case.name, case.dtype, case.way, *numbers, f"{count.worst:.3f}"])
             if arguments.list == "right" and numbers[0]:
                 print(f"{case.name} {case.dtype} {case.way}: {numbers[0]} right, at most {count.worst:.3f} of the bound", flush=True)
             for (verdict, why), times in count.whys.items():
-                if verdict == arguments.list:
+                if verdict in (arguments.list, "failed"):
                     print(f"{case.name} {case.dtype} {case.way}: {times} {verdict}: {why}", flush=True)
         if arguments.out:
             _append(arguments.out, rows[before:], arguments.commit)
     fused = {row[0] for row in rows if row[3]}
-    print(f"{len({row[0] for row in rows})} OpInfos, {len(fused)} of them computed; samples: {total['right']} right, "
-          f"{total['refused']} refused, {total['different']} different; {time.monotonic() - began:.0f} s, torch {torch.__version__}")
-    return 1 if total["different"] else 0
+    samples = ", ".join(f"{total[word]} {word}" for word in VERDICTS)
+    print(f"{len({row[0] for row in rows})} OpInfos, {len(fused)} of them computed; samples: {samples}; "
+          f"{time.monotonic() - began:.0f} s, torch {torch.__version__}")
+    return 1 if total["different"] or total["failed"] else 0
 
 
 def _append(path: Path, rows: Sequence[Sequence[Any]], commit: Optional[str]) -> None:
-    head = ["op", "dtype", "way", "right", "refused", "different", "worst", "torch", "commit", "date"]
+    head = ["op", "dtype", "way", *VERDICTS, "worst", "torch", "commit", "date"]
     if commit is None:
         words = ["git", "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(words, capture_output=True, encoding="utf-8").stdout.strip()
     new = not path.exists()
+    if not new and path.open(encoding="utf-8").readline().strip() != ",".join(head):
+        raise ValueError(f"{path}: expected the columns {', '.join(head)}, got others; name a new file")
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         if new:

@@ -1,18 +1,25 @@
-"""What all tests share: fixed seeds, and tests that cannot run here are skipped with a warning and a count."""
+"""What all tests share: the package that is tested, fixed seeds; tests that cannot run here are skipped with a warning and a count."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import random
 import re
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List
 
 import numpy
 import pytest
+
+SOURCES = Path(__file__).resolve().parents[1]
+# `python -m pytest` in this folder puts it first on the path, also where it has no native module: then the installed package is tested.
+HAS_NATIVE = any((SOURCES / "deuteron").glob("_native*.so"))
+if not HAS_NATIVE:
+    sys.path[:] = [one for one in sys.path if Path(one).resolve() != SOURCES]
 
 NO_GPU = "needs a GPU that torch can use"
 
@@ -22,6 +29,8 @@ _skipped: Dict[str, int] = Counter()
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a GPU of NVIDIA and a torch that can use it")
     _skipped.clear()
+    if importlib.util.find_spec("deuteron") is None:
+        raise pytest.UsageError("the package is not installed: `pip install ./python`, or build it into python/deuteron as CONTRIBUTING.md says")
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
@@ -38,6 +47,16 @@ def has_gpu() -> bool:
     import torch
 
     return bool(torch.cuda.is_available())
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _folder() -> Iterator[None]:
+    """Interpreters that tests start find the same package: they look for it where they start."""
+    before = os.getcwd()
+    if not HAS_NATIVE and Path(before).resolve() == SOURCES:
+        os.chdir(SOURCES / "tests")
+    yield
+    os.chdir(before)
 
 
 @pytest.fixture(autouse=True)

@@ -431,3 +431,21 @@ def test_a_bias_of_all_keys_is_cut_to_those_that_queries_see() -> None:
     torch.testing.assert_close(y, expected, atol=1e-6, rtol=1e-5)
     # A window that hides nothing is none.
     torch.testing.assert_close(deuteron.attention(q, k, v, "full", window=5), deuteron.attention(q, k, v, "full"), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("queries", [3, 40])
+@pytest.mark.parametrize("hidden", [-1e5, -1e8, -1e9, torch.finfo(torch.float32).min])
+def test_gradients_of_rows_that_a_finite_mask_hides_are_those_of_the_formula(hidden: float, queries: int) -> None:
+    """Padding on the left: the first rows see no key that is not masked, and are the mean of the values. torch's own kernel for CPUs makes gradients of
+    such rows too large by the number of keys, so these are of its separate operations."""
+    shapes = [(2, 2, queries, 16), (2, 2, 50, 16), (2, 2, 50, 16)]
+    operands = [torch.randn(shape).mul(0.1).requires_grad_() for shape in shapes]
+    mask = torch.zeros(2, 1, queries, 50)
+    mask[0, :, : queries // 2 + 1] = hidden
+    mask[1, :, :, :20] = hidden
+    weight = torch.randn(shapes[0])
+    q, k, v = operands
+    expected = torch.autograd.grad(torch.softmax(q @ k.mT / 4 + mask, -1) @ v, operands, weight)
+    found = torch.autograd.grad(deuteron.attention(*operands, mask=mask), operands, weight)
+    for got, want in zip(found, expected):
+        torch.testing.assert_close(got, want, rtol=1e-3 if hidden == -1e5 else 1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Examples of the README and of the pages in `docs/python` do what they say."""
+"""Examples of the README, of the pages in `docs/python` and of those in the guide do what they say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+GUIDE = ROOT / "docs" / "guide" / "src"
 PAGES = sorted((ROOT / "docs" / "python").glob("*.md"))
+PAGES += sorted(page for page in GUIDE.glob("*.md") if "```python\n" in page.read_text())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

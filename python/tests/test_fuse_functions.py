@@ -55,8 +55,12 @@ FUNCTIONS: Dict[str, Callable[..., Any]] = {
     "dist": lambda x, y, w: torch.dist(x, y),
     "moments": lambda x, y, w: sum(torch.var_mean(x, dim=-1)) + sum(torch.std_mean(y, dim=1)),
     "nansum": lambda x, y, w: torch.nansum(torch.where(x > 1, math.inf, x).clamp(max=3.0), -1),
+    "rms_norm": lambda x, y, w: F.rms_norm(x * 0.01, x.shape[-1:], w) + F.rms_norm(y, y.shape[-1:], w, 0.1),
     "group_norm": lambda x, y, w: F.group_norm(x.view(2, 8, 3), 4, w, w) + F.group_norm(y.view(2, 8, 3), 2),
-    "instance_norm": lambda x, y, w: F.instance_norm(x.view(2, 8, 3), weight=w),
+    "instance_norm": lambda x, y, w: F.instance_norm(x.view(2, 8, 3), weight=w)
+    + F.instance_norm(y.view(2, 8, 3), w.detach(), w.detach().exp(), use_input_stats=False)
+    + F.instance_norm(y.view(2, 8, 3), w.detach(), w.detach().exp(), momentum=0.0),
+    "pow": lambda x, y, w: (x.abs() + 0.5) ** w + torch.pow(x.abs() + 0.5, 2.5) + 2.0**y + (y.abs() + 1).pow(x),
     "batch_norm": lambda x, y, w: F.batch_norm(x, y[0].detach(), y[1].detach().abs() + 0.5, w, w) + F.batch_norm(y, None, None, training=True),
     "mse": of(F.mse_loss),
     "l1": of(F.l1_loss),
@@ -146,6 +150,71 @@ def test_cross_entropy_with_all_options(smoothing: float, reduction: str, weight
 CLASSES_OF = [CLASSES]
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy_of_probabilities(smoothing: float, reduction: str, weighted: bool) -> None:
+    def function(x: Any, y: Any, w: Any, images: Any) -> Any:
+        words = dict(weight=w.detach().exp() if weighted else None, reduction=reduction, label_smoothing=smoothing)
+        loss = F.cross_entropy(x, y.softmax(-1), **words).sum() + F.cross_entropy(x[0], y[0].softmax(-1), **words).sum()
+        return loss + F.cross_entropy(images, images.softmax(1), **words).sum()
+
+    generator = torch.Generator().manual_seed(5)
+    data = [torch.randn(shape, generator=generator) for shape in ((6, 8), (6, 8), (8,), (2, 8, 3))]
+    exact, reference = gradients(function, *(one.double() for one in data))
+    got, mine = gradients(deuteron.fuse(function), *data)
+    assert error(got, exact) <= 64 * EPS * max(float(exact.abs().max()), 1.0)
+    for one, three in zip(mine, reference):
+        assert error(one, three) <= 64 * EPS * max(float(three.abs().max()), 1.0)
+
+
+@pytest.mark.parametrize("function", [F.cross_entropy, F.nll_loss])
+@pytest.mark.parametrize("words", [{}, {"reduction": "sum"}, {"reduction": "none"}, {"weight": torch.arange(1.0, 9.0)}])
+def test_a_class_that_there_is_not_is_an_error(function: Any, words: Any) -> None:
+    x, weight = torch.randn(6, 8), words.get("weight")
+    rest = {key: value for key, value in words.items() if key != "weight"}
+
+    def loss(x: Any, y: Any, w: Any = None) -> Any:
+        return function(x, y, weight=w, **rest)
+
+    fused = deuteron.fuse(loss)
+    given = () if weight is None else (weight,)
+    assert torch.allclose(fused(x, CLASSES, *given), loss(x, CLASSES, *given), atol=1e-6)
+    for wrong in (8, 100, -1):
+        with pytest.raises(IndexError, match="0..8"):
+            fused(x, torch.where(CLASSES == 7, wrong, CLASSES), *given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_z_loss_of_plain_cross_entropy(dtype: Any, reduction: str, probabilities: bool) -> None:
+    """It is added to torch's loss, with the same reduction over the rows that count."""
+    logits = torch.randn(6, 8).mul(3).to(dtype)
+    target = torch.randn(6, 8).softmax(-1).to(dtype) if probabilities else CLASSES
+
+    def exact(x: Any) -> Any:
+        squares = torch.logsumexp(x, -1).square() * 0.25
+        counted = torch.ones(6, dtype=torch.bool) if probabilities else CLASSES != -100
+        squares = torch.where(counted, squares, 0.0)
+        added = {"none": squares, "sum": squares.sum(), "mean": squares.sum() / counted.sum()}[reduction]
+        return F.cross_entropy(x, target.to(x.dtype) if probabilities else target, reduction=reduction) + added
+
+    want, [slope] = gradients(exact, logits.double())
+    got, [mine] = gradients(lambda x: deuteron.nn.functional.cross_entropy(x, target, reduction=reduction, z_loss=0.25), logits)
+    unit = torch.finfo(dtype).eps
+    assert got.dtype == dtype
+    assert error(got, want) <= 8 * unit * max(float(want.abs().max()), 1.0)
+    assert error(mine, slope) <= 8 * unit * max(float(slope.abs().max()), 1.0)
+
+
+def test_options_of_plain_cross_entropy_are_checked() -> None:
+    loss, x = deuteron.nn.functional.cross_entropy, torch.randn(6, 8)
+    for words in ({"z_loss": -1.0}, {"z_loss": float("inf")}, {"reduction": "max"}, {"weight": torch.ones(8, requires_grad=True)}):
+        with pytest.raises(ValueError, match="cross_entropy: expected"):
+            loss(x, CLASSES, **words)
+
+
 def test_rows_are_selected_along_any_axis() -> None:
     x = torch.randn(3, 6, 4)
     fused = deuteron.fuse(lambda x, index: torch.index_select(x, 1, index) + x.index_select(1, index))
@@ -176,12 +245,11 @@ def test_small_arguments_of_expm1() -> None:
         (lambda x: x.to("cuda"), "device of the operands"),
         (lambda x: torch.einsum("ii->i", x[:, :4]), "different letters"),
         (lambda x: torch.norm(x, 3), "order of 1, 2 or infinity"),
-        (lambda x: F.cross_entropy(x, x), "not their probabilities"),
+        (lambda x: F.cross_entropy(x, x, ignore_index=2), "ignore_index only beside classes"),
         (lambda x: x.nonzero(), "nonzero"),
         (lambda x: torch.zeros_like(x, dtype=torch.float64), "at most 32 bits"),
         (lambda x: torch.float_power(x, 2), "float_power"),
         (lambda x: torch.abs(x.argmax(-1)), "expected a float operand"),
-        (lambda x: x.argmax(-1) ** 2, "expected a float operand"),
         (lambda x: (x > 0).sum(), "expected a float operand"),
         (lambda x: torch.nansum(x.argmax(-1)), "expected a float operand"),
         (lambda x: torch.linalg.norm(x, 2), "for matrices"),

@@ -426,6 +426,30 @@ def test_a_token_that_is_not_in_the_table_is_told_later() -> None:
     assert all(map(torch.equal, deuteron.embed_norm(good, table, table, w), expected))
 
 
+def test_a_target_that_is_no_class_is_told_later() -> None:
+    """The loss without logits checks its targets on Hopper: a later call of the op tells, and the ones after it are well."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("only kernels for Hopper check targets")
+    x, w = normal(300, 64, dtype=torch.bfloat16), normal(500, 64, dtype=torch.bfloat16, seed=1)
+    good = torch.full((300,), 499, device="cuda")
+    expected = deuteron.linear_cross_entropy(x, w, good)
+    for target in (500, -1):
+        bad = good.clone()
+        bad[200] = target
+        with pytest.raises(IndexError, match="linear_cross_entropy"):
+            for _ in range(3):
+                deuteron.linear_cross_entropy(x, w, bad)
+                torch.cuda.synchronize()
+        for _ in range(3):
+            try:
+                deuteron.linear_cross_entropy(x, w, good)
+            except IndexError:
+                # That of the last bad call.
+                continue
+            torch.cuda.synchronize()
+        assert torch.equal(deuteron.linear_cross_entropy(x, w, good), expected), target
+
+
 # Processes.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import pytest
@@ -224,6 +225,16 @@ def test_dropout_in_training_alone() -> None:
     torch.testing.assert_close(module.eval()(q, q, v), torch.full_like(q, 1 / 160))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_rms_norm_without_an_epsilon_has_that_of_torch(dtype: Any) -> None:
+    x = torch.full((2, 8), 0.01, dtype=dtype)
+    expected = F.silu(nn.RMSNorm(8).to(dtype)(x).float())
+    module = deuteron.nn.RMSNormSiLU(8).to(dtype)
+    torch.testing.assert_close(module(x).float(), expected, rtol=0.01, atol=0.01)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x).float(), expected, rtol=0.01, atol=0.01)
+
+
 def test_state_dicts_are_those_of_torch() -> None:
     pairs: List[Tuple[Any, Any]] = [
         (nn.LayerNorm(8), deuteron.nn.LayerNormGELU(8)),
@@ -305,3 +316,9 @@ def test_modules_describe_themselves() -> None:
     assert "approximate='none'" in repr(deuteron.nn.LayerNormGELU(8))
     assert repr(deuteron.nn.QKVProjection(8, 2)) == "QKVProjection(8, num_heads=2, num_key_heads=2)"
     assert repr(deuteron.nn.FusedAttention()) == "FusedAttention(causal=True, p=0.0, scale=None, from_end=False)"
+
+
+def test_every_module_has_an_example() -> None:
+    found = doctest.DocTestFinder(exclude_empty=True).find(deuteron.nn)
+    shown = {test.name.rsplit(".", 1)[-1] for test in found if test.examples}
+    assert set(deuteron.nn.__all__) - shown == set()

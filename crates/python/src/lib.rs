@@ -108,11 +108,14 @@ fn doctor(py: Python<'_>) -> PyResult<String> {
     })
 }
 
-/// Frees workspaces that no run has now.
+/// Frees workspaces that no run has now, and returns free memory of the heap to the system.
 #[pyfunction]
 fn empty_cache(py: Python<'_>) {
     let engines = engines::opened();
-    py.detach(|| engines.iter().for_each(|(_, engine)| engine.release_memory()));
+    py.detach(|| {
+        engines.iter().for_each(|(_, engine)| engine.release_memory());
+        program::return_free_memory();
+    });
 }
 
 /// The memory of each device that was used, by its name.

@@ -18,6 +18,24 @@ use crate::torch;
 /// Operands, and results, of a call that is remembered, at most.
 const MOST: usize = 8;
 
+/// What a repeated call made: objects for its results.
+pub(crate) type Repeated<'py> = (Arc<Call>, [Option<Bound<'py, PyAny>>; MOST]);
+
+/// The outputs of a repeated call as a tuple.
+pub(crate) fn all<'py>(
+    py: Python<'py>,
+    call: &Call,
+    mut objects: [Option<Bound<'py, PyAny>>; MOST],
+) -> PyResult<Bound<'py, PyAny>> {
+    match call.outputs.as_slice() {
+        [Some(slot)] => PyTuple::new(py, objects[*slot].take()).map(Bound::into_any),
+        slots => {
+            let given = slots.iter().flatten().filter_map(|&slot| objects[slot].clone());
+            PyTuple::new(py, given.collect::<Vec<_>>()).map(Bound::into_any)
+        }
+    }
+}
+
 /// The last call of a program.
 pub(crate) struct Last {
     /// Of the process that it was compiled in.
@@ -52,7 +70,7 @@ impl Last {
         py: Python<'py>,
         program: &Program,
         operands: &Bound<'py, PyTuple>,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+    ) -> PyResult<Option<Repeated<'py>>> {
         if operands.len() != self.operands.len() || self.generation != engines::generation() {
             return Ok(None);
         }
@@ -69,7 +87,7 @@ impl Last {
         self.run(py, program, &addresses).map(Some)
     }
 
-    fn run<'py>(&self, py: Python<'py>, program: &Program, addresses: &[u64; MOST]) -> PyResult<Bound<'py, PyAny>> {
+    fn run<'py>(&self, py: Python<'py>, program: &Program, addresses: &[u64; MOST]) -> PyResult<Repeated<'py>> {
         let call = &*self.call;
         let Work::Session(session) = &call.work else { unreachable!("only such calls are remembered") };
         const NOWHERE: Span = Span { address: 0, bytes: 0 };
@@ -90,10 +108,6 @@ impl Last {
             session.lock().unwrap_or_else(PoisonError::into_inner).run_borrowed(borrowed)
         })
         .map_err(|error| program.error(error))?;
-        let given = call.outputs.iter().flatten().filter_map(|&slot| objects[slot].clone());
-        match call.outputs.as_slice() {
-            [Some(slot)] => PyTuple::new(py, objects[*slot].take()).map(Bound::into_any),
-            _ => PyTuple::new(py, given.collect::<Vec<_>>()).map(Bound::into_any),
-        }
+        Ok((self.call.clone(), objects))
     }
 }

@@ -2,7 +2,7 @@
 
 Each computes the formula of its docstring in one or a few kernels, with gradients. Weights of linear layers are
 `[out, in]` as in `torch.nn.Linear`, so state dicts are compatible. `from_torch` builds a module from those that it replaces, and
-shares their parameters.
+shares their parameters. Under autocast matmuls and attention take its dtype, as torch's do; norms keep the dtype of their rows, where torch's give float32.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ except ImportError as error:
 from .. import functions
 from . import functional as functional
 from .._operands import Activation
+from .._torch import rms_epsilon
 from .._types import Mask
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -74,7 +75,15 @@ class LayerNormGELU(nn.LayerNorm):
 
 
 class RMSNormSiLU(nn.RMSNorm):
-    """`silu(rms_norm(x))`, in place of `RMSNorm` and `SiLU`. State dict: `weight`, as of `RMSNorm`."""
+    """`silu(rms_norm(x))` over `x [.., features]`, in place of `RMSNorm` and `SiLU`. State dict: `weight`, as of `RMSNorm`.
+
+    >>> import torch, deuteron
+    >>> norm = torch.nn.RMSNorm(16)
+    >>> layer = deuteron.nn.RMSNormSiLU.from_torch(norm)
+    >>> x = torch.randn(4, 16)
+    >>> bool(torch.allclose(layer(x), torch.nn.functional.silu(norm(x)), atol=1e-5))
+    True
+    """
 
     def __init__(
         self, normalized_shape: int, eps: Optional[float] = None, device: Any = None, dtype: Any = None
@@ -90,13 +99,23 @@ class RMSNormSiLU(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         # Torch takes the epsilon of the dtype where none is given.
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        eps = rms_epsilon(x.dtype) if self.eps is None else self.eps
         y: Tensor = functions.norm_act(x, self.weight, act="silu", eps=eps, norm="rms")
         return y
 
 
 class AddLayerNorm(nn.LayerNorm):
-    """`s = x + residual`, `y = layer_norm(s)`; gives `y` and `s`. State dict: `weight`, `bias`, as of `LayerNorm`."""
+    """`s = x + residual`, `y = layer_norm(s)` over `x, residual [.., features]`; returns `y` and `s`.
+
+    State dict: `weight`, `bias`, as of `LayerNorm`.
+
+    >>> import torch, deuteron
+    >>> layer = deuteron.nn.AddLayerNorm(16)
+    >>> x, residual = torch.randn(4, 16), torch.randn(4, 16)
+    >>> y, s = layer(x, residual)
+    >>> bool(torch.equal(s, x + residual)), tuple(y.shape)
+    (True, (4, 16))
+    """
 
     def __init__(self, normalized_shape: int, eps: float = 1e-5, device: Any = None, dtype: Any = None) -> None:
         super().__init__(_features(normalized_shape), eps, device=device, dtype=dtype)
@@ -114,9 +133,14 @@ class AddLayerNorm(nn.LayerNorm):
 
 
 class BiasDropoutAdd(nn.Module):
-    """`residual + dropout(x + bias)`; nothing is dropped in `eval`.
+    """`residual + dropout(x + bias)` over `x, residual [.., features]`; nothing is dropped in `eval`.
 
     State dict: `bias`, that of the linear layer before it.
+
+    >>> import torch, deuteron
+    >>> layer = deuteron.nn.BiasDropoutAdd(2, p=0.5).eval()
+    >>> layer(torch.ones(1, 2), torch.full((1, 2), 2.0))
+    tensor([[3., 3.]], grad_fn=...)
     """
 
     def __init__(self, features: int, p: float = 0.1, device: Any = None, dtype: Any = None) -> None:
@@ -140,9 +164,15 @@ class BiasDropoutAdd(nn.Module):
 
 
 class DropoutAddLayerNorm(nn.LayerNorm):
-    """`s = residual + dropout(x)`, `y = layer_norm(s)`; gives `y` and `s`. Nothing is dropped in `eval`.
+    """`s = residual + dropout(x)`, `y = layer_norm(s)` over `x, residual [.., features]`; returns `y` and `s`. Nothing is dropped in `eval`.
 
     State dict: `weight`, `bias`, as of `LayerNorm`.
+
+    >>> import torch, deuteron
+    >>> layer = deuteron.nn.DropoutAddLayerNorm(8, p=0.5)
+    >>> y, s = layer(torch.ones(1, 8), torch.zeros(1, 8))
+    >>> sorted(set(s.flatten().tolist())) in ([0.0], [0.0, 2.0], [2.0])      # dropped, or scaled by 1 / (1 - p)
+    True
     """
 
     def __init__(
@@ -171,7 +201,15 @@ class DropoutAddLayerNorm(nn.LayerNorm):
 
 
 class SwiGLU(nn.Module):
-    """`silu(x) * gate`; of one tensor, its halves are `x` and `gate`. It has no parameters."""
+    """`silu(x) * gate` over `x, gate [.., features]`, or over the halves of one tensor `[.., 2 * features]`. It has no parameters.
+
+    >>> import torch, deuteron
+    >>> x, gate = torch.randn(4, 8), torch.randn(4, 8)
+    >>> both = torch.cat([x, gate], dim=-1)
+    >>> layer = deuteron.nn.SwiGLU()
+    >>> bool(torch.equal(layer(x, gate), layer(both)))
+    True
+    """
 
     def forward(self, x: Tensor, gate: Optional[Tensor] = None) -> Tensor:
         y: Tensor = functions.swiglu(x, gate)
@@ -179,9 +217,14 @@ class SwiGLU(nn.Module):
 
 
 class GEGLU(nn.Module):
-    """`gelu(x) * gate`; of one tensor, its halves are `x` and `gate`. It has no parameters.
+    """`gelu(x) * gate` over `x, gate [.., features]`, or over the halves of one tensor `[.., 2 * features]`. It has no parameters.
 
     `approximate` is that of `torch.nn.GELU`: `"none"` or `"tanh"`.
+
+    >>> import torch, deuteron
+    >>> layer = deuteron.nn.GEGLU(approximate="tanh")
+    >>> tuple(layer(torch.randn(4, 16)).shape)
+    (4, 8)
     """
 
     def __init__(self, approximate: str = "none") -> None:
@@ -202,6 +245,12 @@ class QKVProjection(nn.Linear):
 
     Each is `[batch, heads, sequence, features]`, and a view of the product.
     State dict: `weight`, `bias`, as of the `Linear` whose rows are the heads of queries, then of keys, then of values.
+
+    >>> import torch, deuteron
+    >>> layer = deuteron.nn.QKVProjection(16, num_heads=4, num_key_heads=2)
+    >>> q, k, v = layer(torch.randn(2, 5, 16))
+    >>> tuple(q.shape), tuple(k.shape), tuple(v.shape)
+    ((2, 4, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4))
     """
 
     def __init__(
@@ -243,6 +292,13 @@ class FusedAttention(nn.Module):
     It has no parameters. Keys and values may have fewer heads, each shared by several query heads. A mask is of truth
     values (true: attend) or of floats that are added to the scores; with a mask, `causal` must be off. Causal is as in torch:
     query `i` sees the keys up to `i`; with `from_end` the last query sees all keys.
+
+    >>> import torch, deuteron
+    >>> layer = deuteron.nn.FusedAttention(causal=True)
+    >>> q, k, v = (torch.randn(2, 4, 5, 16) for _ in range(3))
+    >>> expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    >>> bool(torch.allclose(layer(q, k, v), expected, atol=1e-5))
+    True
     """
 
     def __init__(
@@ -269,11 +325,17 @@ class FusedAttention(nn.Module):
 
 
 class FusedAttentionBlock(nn.Module):
-    """`s = residual + attention(x) W + b`, `y = layer_norm(s)`; gives `y` and `s`.
+    """`s = residual + attention(x) W + b`, `y = layer_norm(s)`; returns `y` and `s`.
 
     This is the attention sublayer and the norm after it. `x` and `residual` are `[batch, sequence, embed_dim]`.
     State dict: `in_proj_weight`, `in_proj_bias`, `out_proj.weight` and `out_proj.bias` as of `MultiheadAttention`, then
     `norm.weight` and `norm.bias`.
+
+    >>> import torch, deuteron
+    >>> layer = deuteron.nn.FusedAttentionBlock(16, num_heads=4)
+    >>> y, s = layer(torch.randn(2, 5, 16))
+    >>> tuple(y.shape), tuple(s.shape)
+    ((2, 5, 16), (2, 5, 16))
     """
 
     def __init__(
@@ -333,10 +395,15 @@ class FusedAttentionBlock(nn.Module):
 
 
 class FFN(nn.Module):
-    """`x + act(layer_norm(x) W1 + b1) W2 + b2`: the feed-forward sublayer.
+    """`x + act(layer_norm(x) W1 + b1) W2 + b2` over `x [.., embed_dim]`: the feed-forward sublayer.
 
     `act` is `gelu` (by `erf`, as torch's), `gelu_tanh`, `silu` or `relu`.
     State dict: `norm`, `linear1` and `linear2`, each with `weight` and `bias`, as of `LayerNorm` and `Linear`.
+
+    >>> import torch, deuteron
+    >>> layer = deuteron.nn.FFN(16, hidden_dim=32, act="gelu_tanh")
+    >>> tuple(layer(torch.randn(2, 5, 16)).shape)
+    (2, 5, 16)
     """
 
     def __init__(
@@ -386,10 +453,16 @@ class FFN(nn.Module):
 
 
 class EmbeddingNorm(nn.Module):
-    """`s = wte[tokens] + wpe[position]`, `y = layer_norm(s)`; gives `y` and `s`.
+    """`s = wte[tokens] + wpe[position]`, `y = layer_norm(s)`; returns `y` and `s`, both `[.., positions, embedding_dim]`.
 
-    Positions count from 0 along the last axis.
+    `tokens [.., positions]` are integers; positions count from 0 along the last axis.
     State dict: `wte.weight`, `wpe.weight`, as of `Embedding`, then `norm.weight` and `norm.bias`.
+
+    >>> import torch, deuteron
+    >>> layer = deuteron.nn.EmbeddingNorm(num_embeddings=100, num_positions=8, embedding_dim=16)
+    >>> y, s = layer(torch.tensor([[3, 1, 4]]))
+    >>> tuple(y.shape), tuple(s.shape)
+    ((1, 3, 16), (1, 3, 16))
     """
 
     def __init__(
@@ -424,11 +497,19 @@ class EmbeddingNorm(nn.Module):
 
 
 class LinearCrossEntropy(nn.Module):
-    """The mean cross entropy of `x W^T`, without its logits in memory.
+    """The mean cross entropy of `x W^T`, without storing all logits.
 
     It replaces a head `Linear(bias=False)` and `CrossEntropyLoss`. `x` is `[.., in]`, `targets` `[..]`. Rows whose
     target is `ignore_index` are left out. `label_smoothing` and `z_loss` are those of `deuteron.linear_cross_entropy`.
     State dict: `weight`, as of `Linear`.
+
+    >>> import torch, deuteron
+    >>> head = torch.nn.Linear(16, 100, bias=False)
+    >>> layer = deuteron.nn.LinearCrossEntropy.from_torch(head)
+    >>> x, targets = torch.randn(2, 5, 16), torch.randint(0, 100, (2, 5))
+    >>> expected = torch.nn.functional.cross_entropy(head(x).reshape(-1, 100), targets.reshape(-1))
+    >>> bool(torch.allclose(layer(x, targets), expected, atol=1e-5))
+    True
     """
 
     def __init__(

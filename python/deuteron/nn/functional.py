@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 from torch import Tensor
 
 from .. import functions
+from .._fuse import fuse
+from .._operands import Reduction
 from .._types import Mask
 
-__all__ = ["scaled_dot_product_attention"]
+__all__ = ["cross_entropy", "scaled_dot_product_attention"]
 
 
 def scaled_dot_product_attention(
@@ -54,6 +56,52 @@ def scaled_dot_product_attention(
     key, value = (_beside(name, tensor, query, enable_gqa) for tensor in (key, value))
     attended: Tensor = functions.attention(query, key, value, mask=mask, p=dropout_p, scale=scale)
     return attended.reshape(*lead, *attended.shape[-2:]) if enable_gqa else attended
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Optional[Tensor] = None,
+    *,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
+    """Replaces `torch.nn.functional.cross_entropy`, for targets that are classes or their probabilities, with gradients, and adds `z_loss` times
+    `logsumexp(row)^2` of each row that counts, which keeps logits small. It is computed in float32 and has the dtype of `input`, also under autocast, where
+    torch's is float32. A class that there is not is an `IndexError`, which a later call raises on a GPU. Where logits are made by a linear layer,
+    `deuteron.linear_cross_entropy` needs no memory for them.
+
+    >>> import torch, deuteron
+    >>> logits, target = torch.randn(4, 10), torch.tensor([1, 2, -100, 9])
+    >>> loss = deuteron.nn.functional.cross_entropy(logits, target)
+    >>> bool(torch.allclose(loss, torch.nn.functional.cross_entropy(logits, target), atol=1e-6))
+    True
+    """
+    if isinstance(z_loss, bool) or not isinstance(z_loss, (int, float)) or not 0 <= z_loss < float("inf"):
+        raise ValueError(f"cross_entropy: expected z_loss finite and not negative, got {z_loss!r}")
+    if weight is not None and weight.requires_grad:
+        raise ValueError("cross_entropy: expected a weight that requires no gradient; detach it")
+    loss: Tensor = _cross_entropy(input, target, weight, ignore_index, reduction, float(label_smoothing), float(z_loss))
+    return loss
+
+
+@fuse(name="cross_entropy")
+def _cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Optional[Tensor],
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float,
+) -> Any:
+    from ..trace.losses import cross_entropy
+
+    return cross_entropy(
+        input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, z_loss=z_loss
+    )
 
 
 def _with_batches(name: str, tensor: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class _Fused(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Updates all parameters that have a gradient, and gives the loss of `closure`, if there is one.
+        """Updates all parameters that have a gradient; returns the loss of `closure` if one is given.
 
         >>> import torch, deuteron
         >>> w = torch.ones(2, 3, requires_grad=True)

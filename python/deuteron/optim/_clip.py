@@ -53,7 +53,7 @@ _sets: Dict[_What, int] = {}
 
 
 def clip(parameters: Any, max_norm: Any, norm_type: Any, strict: bool) -> Tensor:
-    """Checks what it is given, and clips."""
+    """Checks the arguments and clips."""
     limit, order = _number("max_norm", max_norm), _number("norm_type", norm_type)
     if not order > 0:
         raise ValueError(f"{_NAME}: expected norm_type above 0, got {norm_type!r}; {_INSTEAD}")
@@ -175,7 +175,7 @@ def _type(gradient: Tensor) -> _Type:
 
 
 def _of_set(what: _What, gradients: Sequence[Tensor]) -> Optional[Program]:
-    """The program of a set of gradients; none if there are too many sets, or if a gradient is there twice: it is counted and scaled as often."""
+    """The program of a set of gradients; none if there are too many sets, or if a gradient occurs twice, because it is then counted and scaled twice."""
     if len({one.data_ptr() for one in gradients}) < len(gradients):
         return None
     types = tuple([_type(one) for one in gradients])

@@ -87,7 +87,7 @@ def _expand(program: Program, operands: Sequence[Any]) -> Sequence[Value]:
 
 
 def _announce() -> None:
-    """Has programs trace what they are called with."""
+    """Registers this package as the tracer of calls of programs with values."""
     from deuteron import _call
 
     _call.traced = (Value, _expand)

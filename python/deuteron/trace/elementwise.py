@@ -118,7 +118,7 @@ def _extreme(op: str, a: Any, b: Any, shared: bool = True) -> Value:
 
 
 def clamp(x: Any, min: Optional[Operand] = None, max: Optional[Operand] = None) -> Value:
-    """`x` held between two bounds. At a bound its gradient is what the torch that is installed gives it there."""
+    """`x` held between two bounds. At a bound its gradient is that of the installed version of torch."""
     held = as_value(x, "clamp")
     for op, bound in (("max", min), ("min", max)):
         if bound is not None:
@@ -227,7 +227,15 @@ _ROOTS: Mapping[float, Callable[[Any], Value]] = {0.5: sqrt, -0.5: rsqrt, -1.0: 
 
 
 def power(x: Any, exponent: Any) -> Value:
-    """`x` to a whole power from 1 to 16, or to 0.5, -0.5, -1 or -2."""
+    """`x` to a whole power from 1 to 16, or to 0.5, -0.5, -1 or -2. Other powers of tensors of torch are left to torch."""
+    x = as_operand(x, "pow")
+    if isinstance(exponent, Value) or not isinstance(x, Value) or not _is_product(x, exponent):
+        from deuteron.trace.left import call, takes
+
+        if takes(x, exponent):
+            import torch
+
+            return call(torch.pow, (x, exponent), {})  # type: ignore[no-any-return]
     x = as_value(x, "pow")
     if not isinstance(exponent, (int, float)) or isinstance(exponent, bool):
         raise TypeError(f"pow: expected a number as exponent, got {foreign(exponent)}")
@@ -247,6 +255,14 @@ def power(x: Any, exponent: Any) -> Value:
         square = square * square if left else square
     assert result is not None
     return cast(reciprocal(result) if exponent < 0 else result, x._word if x._word in FLOATS else "f32")
+
+
+def _is_product(x: Value, exponent: Any) -> bool:
+    """Whether a power is a root, or a product of few factors."""
+    if not isinstance(exponent, (int, float)) or isinstance(exponent, bool):
+        return False
+    is_whole = float(exponent).is_integer()
+    return exponent in _ROOTS or (x._word in FLOATS and is_whole and (1 <= exponent <= 16 or exponent == -2))
 
 
 def stop_gradient(x: Any) -> Value:

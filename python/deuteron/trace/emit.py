@@ -31,7 +31,7 @@ def _captured(operand: Any) -> Optional[Value]:
 
 
 def foreign(operand: Any) -> str:
-    """What something is that is no value, for messages."""
+    """Describes an operand that is not a traced value, for error messages."""
     kind = type(operand).__name__
     if isinstance(operand, Extremes):
         return "the pair of max or min: take its `values`, or use amax or amin"
@@ -76,7 +76,7 @@ def emit(
 
 
 def recorded(trace: Trace, op: str, values: Tuple[Value, ...]) -> Tuple[Value, ...]:
-    """What was just written down; gradients end there if none are recorded."""
+    """Values that were just recorded; no gradient passes through floats while gradients are not recorded."""
     if op == "stop_gradient" or trace.records_gradients():
         return values
     return tuple(_stopped(value) if value._word in FLOATS else value for value in values)
@@ -151,7 +151,7 @@ def numpy_words(dim: Any, keepdim: bool, others: Mapping[str, Any], also: Sequen
 
 
 def correction_of(x: Value, correction: Optional[Number], others: Mapping[str, Any]) -> Number:
-    """What is taken from the count: 1 with torch, 0 with NumPy."""
+    """The correction of the count in a variance: 1 with torch, 0 with NumPy."""
     if correction is None or isinstance(correction, bool):
         usual = 0 if x._trace.framework == "numpy" else 1
         given = others.get("unbiased", correction)
@@ -160,7 +160,7 @@ def correction_of(x: Value, correction: Optional[Number], others: Mapping[str, A
 
 
 def full_shape(count: int, shape: Sequence[int], op: str) -> List[int]:
-    """A shape for so many elements; one size may be -1."""
+    """A shape of this number of elements; one size may be -1, and is computed."""
     sizes = list(shape)
     if not all(isinstance(size, int) for size in sizes):
         raise TypeError(f"{op}: expected whole sizes, got {shape}")

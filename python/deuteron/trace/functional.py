@@ -1,4 +1,4 @@
-"""More functions of torch on values, each made of those that graphs have."""
+"""More functions of torch on values, composed of operations of graphs."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def expm1(x: Any) -> Value:
 
 
 def exp2(x: Any) -> Value:
+    """`2 ** x`, elementwise."""
     wide, word = widened(x, "exp2")
     return elementwise.cast(trace.exp(wide * math.log(2.0)), word)
 
@@ -58,14 +59,17 @@ def _logarithm(base: float, name: str) -> Handler:
 
 
 def elu(x: Any, alpha: float = 1.0) -> Value:
+    """`x` above 0, `alpha * (exp(x) - 1)` below."""
     return _exponential_below("elu", x, alpha, 1.0, 1.0)
 
 
 def celu(x: Any, alpha: float = 1.0) -> Value:
+    """`x` above 0, `alpha * (exp(x / alpha) - 1)` below."""
     return _exponential_below("celu", x, alpha, 1.0, 1.0 / alpha)
 
 
 def selu(x: Any) -> Value:
+    """`elu` with torch's constants for self-normalising networks."""
     return _exponential_below("selu", x, 1.6732632423543772, 1.0507009873554805, 1.0)
 
 
@@ -78,6 +82,7 @@ def _exponential_below(op: str, x: Any, alpha: float, scale: float, rate: float)
 
 
 def logsigmoid(x: Any) -> Value:
+    """`log(sigmoid(x))`, without overflow for either sign."""
     wide, word = widened(x, "logsigmoid")
     is_below = wide < 0.0
     below, above = trace.where(is_below, wide, 0.0), trace.where(is_below, 0.0, wide)
@@ -86,6 +91,7 @@ def logsigmoid(x: Any) -> Value:
 
 
 def mish(x: Any) -> Value:
+    """`x * tanh(softplus(x))`, elementwise."""
     from deuteron.trace.tables import softplus
 
     wide, word = widened(x, "mish")
@@ -93,11 +99,13 @@ def mish(x: Any) -> Value:
 
 
 def softsign(x: Any) -> Value:
+    """`x / (1 + abs(x))`, elementwise."""
     wide, word = widened(x, "softsign")
     return elementwise.cast(wide / (trace.abs(wide) + 1.0), word)
 
 
 def tanhshrink(x: Any) -> Value:
+    """`x - tanh(x)`, elementwise."""
     value = as_value(x, "tanhshrink")
     return value - trace.tanh(value)
 
@@ -109,25 +117,30 @@ def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Value:
 
 
 def relu6(x: Any) -> Value:
+    """`x` clamped to 0 .. 6; the gradient at the bounds is 0."""
     return hardtanh(x, 0.0, 6.0)
 
 
 def threshold(x: Any, threshold: float, value: float) -> Value:
+    """`x` where it is above `threshold`, `value` elsewhere."""
     x = _float(x, "threshold")
     return trace.where(x > threshold, x, value)
 
 
 def hardshrink(x: Any, lambd: float = 0.5) -> Value:
+    """`x` where `abs(x) > lambd`, 0 elsewhere."""
     x = _float(x, "hardshrink")
     return trace.where(trace.abs(x) > lambd, x, 0.0)
 
 
 def softshrink(x: Any, lambd: float = 0.5) -> Value:
+    """`x` moved towards 0 by `lambd`; 0 where `abs(x) <= lambd`."""
     x = _float(x, "softshrink")
     return trace.where(x > lambd, x - lambd, trace.where(x < -lambd, x + lambd, 0.0))
 
 
 def prelu(x: Any, weight: Any) -> Value:
+    """`x` above 0, `weight * x` below; a weight `[channels]` is aligned with axis 1."""
     x, weight = as_value(x, "prelu"), as_value(weight, "prelu")
     if weight.ndim == 1 and x.ndim > 1:
         weight = weight.reshape(1, -1, *([1] * (x.ndim - 2)))
@@ -135,30 +148,36 @@ def prelu(x: Any, weight: Any) -> Value:
 
 
 def glu(x: Any, dim: int = -1) -> Value:
+    """`a * sigmoid(b)` of the halves `a`, `b` of `x` along `dim`."""
     parts = as_value(x, "glu").chunk(2, dim)
     return parts[0] * trace.sigmoid(parts[1])
 
 
 def softmin(x: Any, dim: Optional[int] = None, dtype: Any = None) -> Value:
+    """`softmax(-x)` along `dim`, which must be given."""
     if dim is None:
         raise ValueError("softmin: expected dim, the axis that sums to 1")
     return trace.softmax(-as_value(x, "softmin"), dim, dtype)
 
 
 def isnan(x: Any) -> Value:
+    """Booleans: whether an element is NaN."""
     value = as_value(x, "isnan")
     return elementwise.compare("ne", value, value)
 
 
 def isinf(x: Any) -> Value:
+    """Booleans: whether an element is infinite, of either sign."""
     return trace.abs(widened(x, "isinf")[0]) == math.inf
 
 
 def isfinite(x: Any) -> Value:
+    """Booleans: whether an element is neither NaN nor infinite."""
     return trace.abs(widened(x, "isfinite")[0]) < math.inf
 
 
 def nan_to_num(x: Any, nan: float = 0.0, posinf: Optional[float] = None, neginf: Optional[float] = None) -> Value:
+    """`x` with NaN and infinities replaced; infinities by the largest number of the dtype unless others are given."""
     x = _float(x, "nan_to_num")
     largest = {"f16": 65504.0, "bf16": 3.3895313892515355e38}.get(x._word, 3.4028234663852886e38)
     if x._trace.doubles:
@@ -172,22 +191,26 @@ def nan_to_num(x: Any, nan: float = 0.0, posinf: Optional[float] = None, neginf:
 
 
 def addcmul(x: Any, tensor1: Any, tensor2: Any, value: float = 1) -> Value:
+    """`x + value * tensor1 * tensor2`, with broadcasting."""
     product: Value = as_value(tensor1, "addcmul") * tensor2
     return as_value(x, "addcmul") + product * value
 
 
 def addcdiv(x: Any, tensor1: Any, tensor2: Any, value: float = 1) -> Value:
+    """`x + value * tensor1 / tensor2`, with broadcasting."""
     ratio: Value = as_value(tensor1, "addcdiv") / tensor2
     return as_value(x, "addcdiv") + ratio * value
 
 
 def lerp(x: Any, end: Any, weight: Any) -> Value:
+    """`x + weight * (end - x)`; `weight` is a number or a value."""
     start, step = as_value(x, "lerp"), as_value(end, "lerp") - as_value(x, "lerp")
     moved: Value = step * weight
     return start + moved
 
 
 def outer(x: Any, vec2: Any) -> Value:
+    """`x [n]` times `vec2 [m]`: `[n, m]`."""
     return as_value(x, "outer").unsqueeze(1) * as_value(vec2, "outer")
 
 
@@ -216,6 +239,7 @@ def vector_norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, dt
 
 
 def norm(x: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Value:
+    """The norm of order `p` (1, 2, infinity or `"fro"`) over `dim`, or over all axes."""
     return vector_norm(x, p, dim, keepdim, dtype)
 
 
@@ -239,11 +263,13 @@ def linalg_norm(x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False,
 
 
 def normalize(x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Value:
+    """`x` divided by its norm along `dim`, which is taken as at least `eps`."""
     value = as_value(x, "normalize")
     return value / trace.clamp(vector_norm(x, p, dim, keepdim=True), min=eps)
 
 
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Value:
+    """The cosine between `x1` and `x2` along `dim`; each norm is taken as at least `eps`."""
     (a, word), (b, other) = widened(x1, "cosine_similarity"), widened(x2, "cosine_similarity")
     # The axis is one of the shape that both repeat into.
     shape = elementwise.broadcast_shape("cosine_similarity", [a.shape, b.shape])
@@ -254,31 +280,38 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Valu
 
 
 def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Value:
+    """The norm of `x1 - x2 + eps` along the last axis."""
     return vector_norm(as_value(x1, "pairwise_distance") - x2 + eps, p, -1, keepdim)
 
 
 def dist(x: Any, other: Any, p: float = 2) -> Value:
+    """The norm of `x - other` over all elements."""
     return vector_norm(as_value(x, "dist") - other, p)
 
 
 def var_mean(x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Tuple[Value, Value]:
+    """Variance and mean over `dim`, or over all axes."""
     return trace.var(x, dim, correction, keepdim), trace.mean(x, dim, keepdim)
 
 
 def std_mean(x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Tuple[Value, Value]:
+    """Standard deviation and mean over `dim`, or over all axes."""
     return trace.std(x, dim, correction, keepdim), trace.mean(x, dim, keepdim)
 
 
 def nansum(x: Any, dim: Any = None, keepdim: bool = False) -> Value:
+    """The sum over `dim`, with NaN counted as 0."""
     x = _float(x, "nansum")
     return trace.sum(trace.where(x != x, 0.0, x), dim, keepdim)
 
 
 def any_of(x: Any, dim: Any = None, keepdim: bool = False) -> Value:
+    """Booleans: whether any element along `dim` is not 0 (`torch.any`)."""
     return trace.amax(elementwise.cast(_truth(x, "any"), "f32"), dim, keepdim) != 0.0
 
 
 def all_of(x: Any, dim: Any = None, keepdim: bool = False) -> Value:
+    """Booleans: whether all elements along `dim` are not 0 (`torch.all`)."""
     return trace.amin(elementwise.cast(_truth(x, "all"), "f32"), dim, keepdim) != 0.0
 
 
@@ -287,6 +320,7 @@ def _truth(x: Any, op: str) -> Value:
 
 
 def argmin(x: Any, dim: Optional[int] = None, keepdim: bool = False) -> Value:
+    """The index of the smallest element along `dim`; the first one of equal elements."""
     return trace.argmax(-as_value(x, "argmin"), dim, keepdim)
 
 
@@ -303,6 +337,7 @@ def _affine(y: Value, weight: Any, bias: Any, op: str) -> Value:
 
 
 def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Value:
+    """Layer norm over each of `num_groups` groups of channels of `x [batch, channels, ..]`."""
     wide, word = widened(x, "group_norm")
     if wide.ndim < 2 or wide.shape[1] % num_groups:
         raise ValueError(f"group_norm: expected channels, the second axis, in {num_groups} groups, got {x!r}")
@@ -321,9 +356,20 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Value:
-    if running_mean is not None or running_var is not None or not use_input_stats:
-        raise TypeError("instance_norm: a fused function updates no running statistics; expected none")
-    return group_norm(x, as_value(x, "instance_norm").shape[1], weight, bias, eps)
+    """Layer norm over each channel of `x [batch, channels, ..]`, or with `use_input_stats=False` by running statistics."""
+    x = as_value(x, "instance_norm")
+    if not use_input_stats:
+        return batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+    _refuse_updates("instance_norm", running_mean, momentum)
+    if x.ndim < 3:
+        raise ValueError(f"instance_norm: expected channels as the second axis and others after it, got {x!r}")
+    return group_norm(x, x.shape[1], weight, bias, eps)
+
+
+def _refuse_updates(op: str, running_mean: Any, momentum: float) -> None:
+    """Refuses statistics that torch would change in place. With a momentum of 0 they stay as they are."""
+    if running_mean is not None and momentum != 0.0:
+        raise TypeError(f"{op}: a fused function updates no running statistics; expected none, or a momentum of 0")
 
 
 def batch_norm(
@@ -336,12 +382,13 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Value:
+    """Normalises each channel of `x [batch, channels, ..]` by the running statistics, or, if there are none, by those of the batch."""
     wide, word = widened(x, "batch_norm")
     if wide.ndim < 2:
         raise ValueError(f"batch_norm: expected channels as the second axis, got {x!r}")
-    if training and running_mean is not None:
-        raise TypeError("batch_norm: a fused function updates no running statistics; expected training=False, or none")
-    if running_mean is None:
+    if training:
+        _refuse_updates("batch_norm", running_mean, momentum)
+    if training or running_mean is None:
         axes = [axis for axis in range(wide.ndim) if axis != 1]
         mean, variance = trace.mean(wide, axes, keepdim=True), trace.var(wide, axes, 0, keepdim=True)
     else:
@@ -374,6 +421,7 @@ def tile(x: Any, *dims: Any) -> Value:
 
 
 def repeat_interleave(x: Any, repeats: Any, dim: Optional[int] = None, output_size: Optional[int] = None) -> Value:
+    """Each element along `dim` `repeats` times in a row; `repeats` is one integer."""
     x = as_value(x, "repeat_interleave")
     if not isinstance(repeats, int):
         raise TypeError("repeat_interleave: expected one whole number of repeats; others give a size that is not known")
@@ -383,6 +431,7 @@ def repeat_interleave(x: Any, repeats: Any, dim: Optional[int] = None, output_si
 
 
 def roll(x: Any, shifts: Any, dims: Any = None) -> Value:
+    """Elements moved by `shifts` along `dims`; those moved beyond the end continue at the start."""
     y = as_value(x, "roll")
     if dims is None:
         return views.reshape(roll(views.reshape(y, [-1]), shifts, 0), y.shape)
@@ -395,6 +444,7 @@ def roll(x: Any, shifts: Any, dims: Any = None) -> Value:
 
 
 def index_select(x: Any, dim: int, index: Any) -> Value:
+    """The slices of `x` along `dim` at the positions `index [n]`."""
     x = as_value(x, "index_select")
     axis = axis_of(x, dim, "index_select")
     order = [axis, *(other for other in range(x.ndim) if other != axis)]

@@ -139,7 +139,7 @@ class Node:
         return self.is_long and self.types[index][0] == "i32"
 
     def result(self, index: int = 0) -> Result:
-        """One of what it gives."""
+        """One result of the node."""
         return (self, index)
 
 
@@ -236,7 +236,7 @@ class Trace:
 
 
 def legal_name(name: str) -> str:
-    """The name with what the text form does not take replaced."""
+    """The name, with characters that the text form does not allow replaced."""
     name = re.sub(r"[^A-Za-z0-9_.\-/]", "_", name)
     if name and not (name[0].isalpha() or name[0] == "_"):
         name = f"_{name}"
@@ -244,7 +244,7 @@ def legal_name(name: str) -> str:
 
 
 def _live(results: Iterable[Result], given: Sequence[Result] = ()) -> Dict[int, Set[int]]:
-    """Which results of which nodes are needed, by the node's identity, where some are given."""
+    """The results of nodes that the given outputs need, by the node's identity."""
     live: Dict[int, Set[int]] = {}
     waiting = list(results)
     while waiting:

@@ -18,7 +18,7 @@ NAMES = (
     *("gather", "take_along_dim", "scatter", "scatter_add", "index_add", "index_copy", "one_hot", "searchsorted", "bucketize"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "sinc", "hypot"),
     *("floor", "ceil", "trunc", "frac", "sign", "remainder", "fmod", "floor_divide", "erfc", "erfinv", "lgamma", "digamma"),
-    *("logaddexp", "logaddexp2", "xlogy", "heaviside", "copysign", "logit", "i0"),
+    *("pow", "logaddexp", "logaddexp2", "xlogy", "heaviside", "copysign", "logit", "i0"),
     *("flip", "fliplr", "flipud", "diff", "diagonal", "diag_embed", "unfold", "cross", "cdist", "kron", "trace", "meshgrid"),
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "avg_pool1d", "avg_pool2d", "interpolate"),
     *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "pixel_shuffle", "pixel_unshuffle", "bilinear", "local_response_norm"),
@@ -69,6 +69,15 @@ def is_left(function: Any) -> bool:
     return function in _functions()
 
 
+def takes(*operands: Any) -> bool:
+    """Whether a call of values and numbers may be left to torch: the values are of a function of torch's tensors that is traced now."""
+    from deuteron.trace.scope import traces
+
+    values = [one for one in operands if isinstance(one, Value)]
+    others = [one for one in operands if not isinstance(one, Value)]
+    return bool(values) and traces(values[0]._trace) and all(isinstance(one, (int, float)) for one in others)
+
+
 def method(name: str, x: Value) -> Any:
     """A method of torch's tensors that torch computes; none if it does not."""
     import torch
@@ -78,7 +87,7 @@ def method(name: str, x: Value) -> Any:
 
 
 def call(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """Writes a call down, and gives values for what it returns."""
+    """Records a call, and returns values for its results."""
     import torch
 
     from deuteron.trace.scope import captured
@@ -94,8 +103,13 @@ def call(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -
     trace = trace_of(name, *values)
     empty = [torch.empty(value.shape, dtype=value.dtype, device="meta") for value in values if value is not None]
     words, named = _filled(described, empty)
-    with torch.no_grad():
-        returned = function(*words, **named)
+    try:
+        with torch.no_grad():
+            returned = function(*words, **named)
+    except RuntimeError as error:
+        if "meta" not in str(error):
+            raise
+        raise TypeError(f"{name}: a fused function cannot call it; its result depends on values: {error}") from error
     results: List[Any] = []
     structure = take(returned, results, [], "")
     if not all(isinstance(result, torch.Tensor) for result in results):
@@ -153,7 +167,7 @@ class Step(NamedTuple):
 
 
 def steps(trace: Trace, wanted: Sequence[Result]) -> Tuple[List[Step], Dict[Tuple[int, int], int]]:
-    """Programs and calls in order, and the places of what is wanted."""
+    """Programs and calls in order, and the places of the wanted results."""
     levels = _levels(trace)
     reached = _reached(wanted)
     calls = [node for node in trace.nodes if isinstance(node, Left) and id(node) in reached]
@@ -208,7 +222,7 @@ def _is_given(node: Node, levels: Mapping[int, int], level: int) -> bool:
 def _outputs(
     trace: Trace, calls: Sequence[Left], wanted: Sequence[Result], levels: Mapping[int, int], level: int
 ) -> List[Result]:
-    """What a program of a level must give: to calls, to later programs, and to the caller."""
+    """The outputs of a program: values that calls, later programs or the caller read."""
     reached = _reached(wanted)
     readers: List[Result] = [operand for node in calls for operand in node.operands if isinstance(operand, tuple)]
     for node in trace.nodes:
@@ -223,7 +237,7 @@ def _outputs(
 
 
 def _given(outputs: Sequence[Result], levels: Mapping[int, int], level: int) -> List[Result]:
-    """What a program reads, in the order in which it is found."""
+    """The inputs of a program, in the order of their first use."""
     found: List[Result] = []
     seen: Set[int] = set()
     waiting = list(outputs)

@@ -237,6 +237,11 @@ def _heads(q: Value, k: Value, v: Value) -> Tuple[Value, Value, Value, Callable[
     return q.unflatten(-3, (heads, group)), repeated[0], repeated[1], grouped
 
 
+def checked(targets: Value, classes: int) -> Value:
+    """Zeros `[.., 1]`, picked from a table with a row for each class: a target that is none is an error, as one out of a table is."""
+    return full((classes, 1), 0.0, like=targets)[targets]
+
+
 def cross_entropy(logits: Any, targets: Any, ignore_index: Optional[int] = -100) -> Value:
     """The mean over rows of `logsumexp(x) - x[target]`, as `f32`, but for the rows whose target is `ignore_index`."""
     logits, targets = as_value(logits, "cross_entropy"), as_value(targets, "cross_entropy")
@@ -244,12 +249,13 @@ def cross_entropy(logits: Any, targets: Any, ignore_index: Optional[int] = -100)
         raise ValueError(f"cross_entropy: expected an i32 target for each row, got {logits!r} and {targets!r}")
     statistics = ("f32", (*logits.shape[:-1], 1))
     if ignore_index is None:
-        return emit("cross_entropy", (logits, targets), [("f32", ()), statistics])[0]
+        loss = emit("cross_entropy", (logits, targets), [("f32", ()), statistics])[0]
+        return loss + sum(checked(targets, logits.shape[-1]))
     counted = targets != ignore_index
     # A target that is left out need not be a class.
     safe = where(counted, targets, 0)
     logsumexp = emit("cross_entropy", (logits, safe), [("f32", ()), statistics])[1]
     hit = arange(logits.shape[-1], like=logits) == safe.unsqueeze(-1)
-    losses = logsumexp - cast(where(hit, logits, 0.0).sum(-1, keepdim=True), "f32")
+    losses = logsumexp - cast(where(hit, logits, 0.0).sum(-1, keepdim=True), "f32") + checked(safe, logits.shape[-1])
     counted = counted.unsqueeze(-1)
     return sum(where(counted, losses, 0.0)) / sum(cast(counted, "f32"))

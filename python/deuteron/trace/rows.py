@@ -1,4 +1,4 @@
-"""Sums, means and extremes along axes, and what is made of them row by row."""
+"""Sums, means and extremes along axes, and row functions composed of them."""
 
 from __future__ import annotations
 

@@ -47,12 +47,12 @@ class Holder(NamedTuple):
     key: Optional[str]
 
     def now(self) -> Any:
-        """What is there now."""
+        """The current value."""
         return self.place.get(self.key) if self.key is not None else self.place.cell_contents
 
 
 class Capture(NamedTuple):
-    """A tensor that a function reads besides its arguments. It is an operand of every call, so changes in place are seen."""
+    """A captured tensor, which a function reads without taking it as an argument. It is an operand of every call, so in-place changes take effect."""
 
     tensor: Any
     holder: Holder
@@ -69,7 +69,7 @@ def _kind(tensor: Any) -> Any:
 
 
 class Captures:
-    """Finds tensors that a function reads besides its arguments where they can be looked up again."""
+    """Records for each captured tensor where it can be looked up again."""
 
     def __init__(self, trace: Trace, noted: Noted, function: Any, torch: Any) -> None:
         self._trace, self._noted, self._torch = trace, noted, torch
@@ -78,6 +78,10 @@ class Captures:
         for holder in self._variables.values():
             if isinstance(_content(holder), torch.nn.Module):
                 noted.add(_content(holder))
+
+    def of(self, trace: Trace) -> bool:
+        """Whether they are those of a trace."""
+        return self._trace is trace
 
     def value(self, tensor: Any) -> Optional[Value]:
         """The value of a tensor; none of one that is kept nowhere, and may be another at the next call."""
@@ -127,9 +131,15 @@ _current = threading.local()
 
 
 def captured(tensor: Any) -> Optional[Value]:
-    """The value of a tensor that is no argument of the function that this thread traces, if it has one."""
+    """The traced value of a captured tensor, one that is not an argument of the function being traced, or None."""
     captures = getattr(_current, "captures", None)
     return None if captures is None else captures.value(tensor)
+
+
+def traces(trace: Trace) -> bool:
+    """Whether this thread traces a function of torch's tensors, and this is its trace."""
+    captures = getattr(_current, "captures", None)
+    return captures is not None and captures.of(trace)
 
 
 def changed(modes: Modes) -> bool:
@@ -143,7 +153,7 @@ def changed(modes: Modes) -> bool:
 
 @contextmanager
 def tracing(trace: Trace, torch: Any, function: Any, objects: Sequence[Any]) -> Iterator[Tuple[Noted, Sequence[Capture]]]:
-    """Within it, a function is traced. `objects` are what it is given besides tensors, and what it is a method of. Gives the modules that
+    """Traces a function within the context. `objects` are its other arguments and the object it is a method of. Yields the modules that
     were noted and, when it is over, the tensors that were captured."""
     noted = Noted()
     found: List[Capture] = []

@@ -81,6 +81,7 @@ def _call(handler: Handler, arguments: Sequence[Any], keywords: Mapping[str, Any
 
 
 def add(x: Any, other: Any, alpha: Any = 1) -> Value:
+    """`x + alpha * other`, with broadcasting."""
     return elementwise.arithmetic("add", x, other if alpha == 1 else as_value(other, "add") * alpha)
 
 
@@ -143,6 +144,7 @@ def _rmatmul(x: Any, other: Any) -> Value:
 
 
 def addmm(bias: Any, x: Any, weight: Any, beta: float = 1, alpha: float = 1) -> Value:
+    """`beta * bias + alpha * (x @ weight)`; `x [n, k]`, `weight [k, m]`, `bias [m]` or `[n, m]`."""
     shift = as_value(bias, "addmm")
     if (beta, alpha) != (1, 1):
         return shift * beta + trace.matmul(x, weight) * alpha
@@ -183,6 +185,7 @@ def _stack(tensors: Any, dim: int = 0) -> Value:
 
 
 def method(name: str) -> Handler:
+    """The function that calls the method of this name of a value."""
     def handler(x: Any, *arguments: Any, **keywords: Any) -> Any:
         return getattr(as_value(x, name), name)(*arguments, **keywords)
 
@@ -214,7 +217,7 @@ def _flat(weight: Any, op: str) -> Any:
 def layer_norm(
     x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enable: bool = True
 ) -> Value:
-    """As torch has it: over the last axes."""
+    """`torch.nn.functional.layer_norm`: over the last axes."""
     x = as_value(x, "layer_norm")
     axes = _last_axes(x, normalized_shape, "layer_norm")
     rows = x.flatten(x.ndim - axes) if axes > 1 else x
@@ -223,12 +226,15 @@ def layer_norm(
 
 
 def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: Optional[float] = None) -> Value:
-    """As torch has it: over the last axes, with the dtype's own epsilon where none is given."""
+    """`torch.nn.functional.rms_norm`: over the last axes, with torch's epsilon for the dtype where none is given."""
     x = as_value(x, "rms_norm")
     axes = _last_axes(x, normalized_shape, "rms_norm")
-    usual = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}.get(x._word, 0.0)
     rows = x.flatten(x.ndim - axes) if axes > 1 else x
-    return views.reshape(trace.rms_norm(rows, _flat(weight, "rms_norm"), usual if eps is None else eps), x.shape)
+    if eps is None:
+        from deuteron._torch import rms_epsilon
+
+        eps = rms_epsilon(x.dtype)
+    return views.reshape(trace.rms_norm(rows, _flat(weight, "rms_norm"), eps), x.shape)
 
 
 def _normalized(name: str) -> Handler:
@@ -265,7 +271,7 @@ def sdpa(
     scale: Optional[float] = None,
     enable_gqa: bool = False,
 ) -> Value:
-    """As torch has it, without dropout."""
+    """`torch.nn.functional.scaled_dot_product_attention`, without dropout."""
     if dropout_p:
         raise TypeError(
             "scaled_dot_product_attention: a fused function needs a seed for its dropout; "
@@ -278,6 +284,7 @@ def sdpa(
 
 
 def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Value:
+    """`log(1 + exp(beta * x)) / beta`, and `x` itself where `beta * x` is above `threshold`."""
     x = as_value(x, "softplus")
     wide = elementwise.cast(x, "f32") * beta
     is_linear = wide > threshold
@@ -286,6 +293,7 @@ def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Value:
 
 
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Value:
+    """`x` above 0, `negative_slope * x` elsewhere."""
     x = as_value(x, "leaky_relu")
     return trace.where(x > 0, x, x * negative_slope)
 
@@ -303,20 +311,24 @@ def _clip(x: Any, min: Any = None, max: Any = None, a_min: Any = None, a_max: An
 
 
 def zeros_like(x: Any, dtype: Any = None, **others: Any) -> Value:
+    """Zeros of the shape of `x`, and of its dtype unless one is given."""
     return full_like(x, 0.0, dtype, **others)
 
 
 def ones_like(x: Any, dtype: Any = None, **others: Any) -> Value:
+    """Ones of the shape of `x`, and of its dtype unless one is given."""
     return full_like(x, 1.0, dtype, **others)
 
 
 def full_like(x: Any, fill_value: Any, dtype: Any = None, **others: Any) -> Value:
+    """`fill_value` in the shape of `x`, and in its dtype unless one is given."""
     x = as_value(x, "full_like")
     same_device(x, others, "full_like")
     return trace.full(x.shape, fill_value, x.dtype if dtype is None else dtype, like=x)
 
 
 def movedim(x: Any, source: int, destination: int) -> Value:
+    """A view of `x` with the axis `source` moved to the place `destination`."""
     x = as_value(x, "movedim")
     source, destination = axis_of(x, source, "movedim"), axis_of(x, destination, "movedim")
     order = [axis for axis in range(x.ndim) if axis != source]
@@ -333,10 +345,12 @@ def _reshape(x: Any, shape: Any = None, newshape: Any = None) -> Value:
 
 
 def tril(x: Any, diagonal: int = 0) -> Value:
+    """`x` with zeros above the diagonal number `diagonal` of its last two axes."""
     return _triangle(x, diagonal, "le")
 
 
 def triu(x: Any, diagonal: int = 0) -> Value:
+    """`x` with zeros below the diagonal number `diagonal` of its last two axes."""
     return _triangle(x, diagonal, "ge")
 
 
@@ -349,7 +363,7 @@ def _triangle(x: Any, diagonal: int, keep: str) -> Value:
 
 
 def pad(x: Any, pad: Sequence[int], mode: Any = "constant", value: Any = None) -> Value:
-    """As torch has it: sizes before and after each axis, the last axis first. Negative sizes cut."""
+    """`torch.nn.functional.pad`: sizes before and after each axis, the last axis first. Negative sizes cut."""
     y = as_value(x, "pad")
     if isinstance(mode, (int, float)):
         mode, value = "constant", mode

@@ -75,6 +75,7 @@ class Value:
 
     @property
     def shape(self) -> Tuple[int, ...]:
+        """Sizes of all axes."""
         return self._node.types[self._index][1]
 
     @property
@@ -92,18 +93,23 @@ class Value:
 
     @property
     def ndim(self) -> int:
+        """Number of axes."""
         return len(self.shape)
 
     def dim(self) -> int:
+        """Number of axes."""
         return len(self.shape)
 
     def size(self, dim: Optional[int] = None) -> Any:
+        """The sizes of all axes, or of one."""
         return self.shape if dim is None else self.shape[emit.axis_of(self, dim, "size")]
 
     def numel(self) -> int:
+        """Number of elements."""
         return elements(self.shape)
 
     def is_floating_point(self) -> bool:
+        """Whether the dtype is a float."""
         return self._word in FLOATS
 
     def __repr__(self) -> str:
@@ -163,6 +169,9 @@ class Value:
     def __pow__(self, exponent: Any) -> Value:
         return elementwise.power(self, exponent)
 
+    def __rpow__(self, base: Any) -> Value:
+        return elementwise.power(base, self)
+
     def __neg__(self) -> Value:
         return elementwise.unary("neg", self)
 
@@ -187,24 +196,31 @@ class Value:
     abs, round, log1p = _elementwise("abs"), _elementwise("round"), _elementwise("log1p")
 
     def square(self) -> Value:
+        """`x * x`."""
         return elementwise.power(self, 2)
 
-    def pow(self, exponent: Number) -> Value:
+    def pow(self, exponent: Operand) -> Value:
+        """`x ** exponent`."""
         return elementwise.power(self, exponent)
 
     def relu(self) -> Value:
+        """`max(x, 0)`."""
         return named.relu(self)
 
     def neg(self) -> Value:
+        """`-x`."""
         return -self
 
     def clamp(self, min: Optional[Operand] = None, max: Optional[Operand] = None) -> Value:
+        """`x` limited to the range from `min` to `max`."""
         return elementwise.clamp(self, min, max)
 
     def softmax(self, dim: int = -1, dtype: Any = None) -> Value:
+        """The softmax along `dim`."""
         return rows.softmax(self, dim, dtype)
 
     def matmul(self, other: Any) -> Value:
+        """The matrix product with `other`."""
         return named.matmul(self, other)
 
     def where(self, condition: Any, other: Any) -> Value:
@@ -212,19 +228,24 @@ class Value:
         return elementwise.where(condition, self, other)
 
     def masked_fill(self, mask: Any, value: Operand) -> Value:
+        """`value` where `mask` is true, `x` elsewhere."""
         return elementwise.where(mask, value, self)
 
     def sum(self, dim: Any = None, keepdim: bool = False, dtype: Any = None, **others: Any) -> Value:
+        """The sum over `dim`, or over all axes."""
         return rows.sum(self, *emit.numpy_words(dim, keepdim, others), dtype=dtype)
 
     def mean(self, dim: Any = None, keepdim: bool = False, dtype: Any = None, **others: Any) -> Value:
+        """The mean over `dim`, or over all axes."""
         return rows.mean(self, *emit.numpy_words(dim, keepdim, others), dtype=dtype)
 
     def var(self, dim: Any = None, correction: Optional[Number] = None, keepdim: bool = False, **others: Any) -> Value:
+        """The variance over `dim`, or over all axes."""
         dim, keepdim = emit.numpy_words(dim, keepdim, others, also=("ddof", "unbiased"))
         return rows.var(self, dim, emit.correction_of(self, correction, others), keepdim)
 
     def std(self, dim: Any = None, correction: Optional[Number] = None, keepdim: bool = False, **others: Any) -> Value:
+        """The standard deviation over `dim`, or over all axes."""
         dim, keepdim = emit.numpy_words(dim, keepdim, others, also=("ddof", "unbiased"))
         return rows.std(self, dim, emit.correction_of(self, correction, others), keepdim)
 
@@ -248,12 +269,15 @@ class Value:
         return Extremes(-values, indices)
 
     def amax(self, dim: Any = None, keepdim: bool = False) -> Value:
+        """The largest element over `dim`."""
         return rows.amax(self, dim, keepdim)
 
     def amin(self, dim: Any = None, keepdim: bool = False) -> Value:
+        """The smallest element over `dim`."""
         return rows.amin(self, dim, keepdim)
 
     def argmax(self, dim: Optional[int] = None, keepdim: bool = False, **others: Any) -> Value:
+        """The index of the largest element along `dim`."""
         return rows.argmax(self, *emit.numpy_words(dim, keepdim, others))
 
     # Dtypes.
@@ -277,9 +301,11 @@ class Value:
         return self if target is None else elementwise.converted(self, target)
 
     def astype(self, dtype: Any) -> Value:
+        """A copy in another dtype."""
         return elementwise.converted(self, dtype)
 
     def type_as(self, other: Value) -> Value:
+        """A copy in the dtype of `other`."""
         return elementwise.converted(self, other.dtype)
 
     float, half, bfloat16, bool = _cast("f32"), _cast("f16"), _cast("bf16"), _cast("bool")
@@ -287,46 +313,57 @@ class Value:
     # Views.
 
     def reshape(self, *shape: Any) -> Value:
+        """The same elements in another shape; one size may be -1."""
         return views.reshape(self, emit.sizes_of(shape))
 
     def view(self, *shape: Any) -> Value:
+        """The same elements in another shape; one size may be -1."""
         return views.reshape(self, emit.sizes_of(shape))
 
     def reshape_as(self, other: Value) -> Value:
+        """The same elements in the shape of `other`."""
         return views.reshape(self, other.shape)
 
     view_as = reshape_as
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Value:
+        """The axes from `start_dim` to `end_dim` as one."""
         start, end = emit.axis_of(self, start_dim, "flatten"), emit.axis_of(self, end_dim, "flatten")
         return views.reshape(self, (*self.shape[:start], elements(self.shape[start : end + 1]), *self.shape[end + 1 :]))
 
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Value:
+        """The axis `dim` as several, of these sizes."""
         axis = emit.axis_of(self, dim, "unflatten")
         apart = emit.full_shape(self.shape[axis], sizes, "unflatten")
         return views.reshape(self, (*self.shape[:axis], *apart, *self.shape[axis + 1 :]))
 
     def ravel(self) -> Value:
+        """All axes as one."""
         return views.reshape(self, [-1])
 
     def new_full(self, size: Any, fill_value: Number, dtype: Any = None, **others: Any) -> Value:
+        """`fill_value` in this shape, in the dtype of `x` unless one is given."""
         emit.same_device(self, others, "new_full")
         sizes = (size,) if isinstance(size, int) else tuple(size)
         return elementwise.full(sizes, fill_value, self.dtype if dtype is None else dtype, like=self)
 
     def new_zeros(self, *size: Any, dtype: Any = None, **others: Any) -> Value:
+        """Zeros of this shape, in the dtype of `x` unless one is given."""
         return self.new_full(emit.sizes_of(size), 0.0, dtype, **others)
 
     def new_ones(self, *size: Any, dtype: Any = None, **others: Any) -> Value:
+        """Ones of this shape, in the dtype of `x` unless one is given."""
         return self.new_full(emit.sizes_of(size), 1.0, dtype, **others)
 
     def unsqueeze(self, dim: int) -> Value:
+        """A view with an axis of size 1 at `dim`."""
         axis = dim if dim >= 0 else dim + self.ndim + 1
         if not 0 <= axis <= self.ndim:
             raise ValueError(f"unsqueeze: expected an axis from {-self.ndim - 1} to {self.ndim}, got {dim}")
         return views.reshape(self, (*self.shape[:axis], 1, *self.shape[axis:]))
 
     def squeeze(self, dim: Any = None) -> Value:
+        """A view without axes of size 1: all, or those named."""
         if isinstance(dim, (tuple, list)) and not dim:
             return self
         axes = range(self.ndim) if dim is None else emit.axes_of(self, dim, "squeeze")
@@ -345,38 +382,47 @@ class Value:
     swapaxes = transpose
 
     def permute(self, *axes: Any) -> Value:
+        """A view with the axes in this order."""
         return views.permute(self, emit.sizes_of(axes))
 
     def t(self) -> Value:
+        """The transpose of a matrix; a vector stays as it is."""
         return views.permute(self, range(self.ndim)[::-1])
 
     @property
     def T(self) -> Value:
+        """A view with all axes in reverse order."""
         return self.t()
 
     @property
     def mT(self) -> Value:
+        """A view with the last two axes swapped."""
         return self.transpose(-2, -1)
 
     def expand(self, *shape: Any) -> Value:
+        """A view that repeats axes of size 1."""
         sizes = emit.sizes_of(shape)
         missing = len(sizes) - self.ndim
         known = [self.shape[i - missing] if size == -1 and i >= missing else size for i, size in enumerate(sizes)]
         return views.broadcast(self, known)
 
     def expand_as(self, other: Value) -> Value:
+        """A view that repeats axes of size 1 to the shape of `other`."""
         return views.broadcast(self, other.shape)
 
     broadcast_to = expand
 
     def narrow(self, dim: int, start: int, length: int) -> Value:
+        """A view of `length` elements from `start` along `dim`."""
         return views.cut(self, emit.axis_of(self, dim, "narrow"), start, length)
 
     def select(self, dim: int, index: int) -> Value:
+        """A view of element `index` along `dim`, without that axis."""
         axis = emit.axis_of(self, dim, "select")
         return self[(slice(None),) * axis + (index,)]
 
     def split(self, split_size: Union[int, Sequence[int]], dim: int = 0) -> Tuple[Value, ...]:
+        """Views along `dim` of this size or of these sizes."""
         axis = emit.axis_of(self, dim, "split")
         if isinstance(split_size, int):
             whole = self.shape[axis]
@@ -387,9 +433,11 @@ class Value:
         return tuple(views.cut(self, axis, start, size) for start, size in zip(starts, sizes))
 
     def chunk(self, chunks: int, dim: int = 0) -> Tuple[Value, ...]:
+        """Views along `dim`: this number of equal parts."""
         return self.split(-(-self.shape[emit.axis_of(self, dim, "chunk")] // chunks), dim)
 
     def unbind(self, dim: int = 0) -> Tuple[Value, ...]:
+        """A view of each element along `dim`."""
         axis = emit.axis_of(self, dim, "unbind")
         return tuple(self.select(axis, index) for index in range(self.shape[axis]))
 
@@ -398,12 +446,15 @@ class Value:
         return views.copy(self) if self._node.op == "input" else self
 
     def clone(self) -> Value:
+        """A copy."""
         return views.copy(self)
 
     def copy(self) -> Value:
+        """A copy."""
         return views.copy(self)
 
     def detach(self) -> Value:
+        """The same value, without a gradient."""
         return elementwise.stop_gradient(self)
 
     def __getitem__(self, index: Any) -> Value:

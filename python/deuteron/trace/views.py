@@ -18,7 +18,7 @@ def reshape(x: Value, shape: Sequence[int]) -> Value:
 
 
 def copy(x: Value) -> Value:
-    """The same in memory of its own, should it be a result: a reshape to its own shape."""
+    """A reshape of `x` to its own shape: as a result it gets memory of its own instead of sharing that of `x`."""
     return emit("reshape", (x,), [(x._word, x.shape)], shape_text(x.shape))[0]
 
 
@@ -45,7 +45,7 @@ def permutation(x: Value) -> List[int]:
 
 
 def operand_of(x: Value, index: int = 0) -> Value:
-    """What a value was made of."""
+    """An operand of the operation that computed a value."""
     operand = x._node.operands[index]
     assert isinstance(operand, tuple)
     return Value(x._trace, *operand)
