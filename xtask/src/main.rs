@@ -30,9 +30,10 @@ const USAGE: &str = "usage:
   cargo xtask test                   format, lints, docs and all tests: what CI runs
   cargo xtask bench --machine NAME   measure the bars and append them to bench/results/NAME.csv
   cargo xtask bench --machine NAME --ladders
-                                     measure the ladders of row work and attention and append them to bench/results/NAME-ladder.csv
+                                     measure the ladders of row work, attention and matmul and append them to bench/results/NAME-ladder.csv and NAME-matmul-ladder.csv
   cargo xtask benchmarks [--check]   write the tables and pictures of documents from the rows in bench/results; with --check fail if they differ
   cargo xtask guide [--pages]        build the guide as HTML into target/guide/html and run its commands; with --pages do not run them
+  cargo xtask guide --bless [PAGE ..]  write the numbers that the commands of these pages print now into them; of all pages by default
   cargo xtask box [--short] [WORD]...
                                      train the model that comes with the command, into crates/gpt2/box; words go to `deuteron train`;
                                      with --short a small model for a few steps, into target/box

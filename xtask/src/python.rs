@@ -14,6 +14,9 @@ use crate::{building, files, succeed};
 /// What building and testing the package needs.
 const NEEDED: [&str; 4] = ["maturin>=1.9,<2", "numpy", "pytest", "mypy"];
 
+/// The second type checker, with the Node that it runs on. Types are checked in the pass without PyTorch: a test is skipped where it is not.
+const CHECKER: &str = "basedpyright";
+
 /// What the second pass needs beside it.
 const PEERS: [&str; 2] = ["torch", "transformers"];
 
@@ -47,7 +50,7 @@ impl Environments {
     pub fn start(root: &Path) -> Self {
         let (one, other) = (root.to_path_buf(), root.to_path_buf());
         Self {
-            plain: Download::start("Python with numpy, pytest, mypy and maturin", move || plain(&one)),
+            plain: Download::start("Python with numpy, pytest, maturin and type checkers", move || plain(&one)),
             peers: Download::start("Python with PyTorch and transformers", move || with_peers(&other)),
         }
     }
@@ -58,7 +61,8 @@ pub fn plain(root: &Path) -> Result<PathBuf> {
     let folder = root.join("target").join("python");
     fetch::environment(&folder, &["--system-site-packages"])?;
     let python = folder.join("bin").join("python");
-    fetch::pip(&python, &NEEDED, Some(&root.join(CONSTRAINTS)), fetch::SHORT)?;
+    let packages = [&NEEDED[..], &[CHECKER]].concat();
+    fetch::pip(&python, &packages, Some(&root.join(CONSTRAINTS)), fetch::SHORT)?;
     Ok(python)
 }
 
@@ -224,7 +228,8 @@ mod tests {
             version.is_some_and(|version| version.starts_with(|first: char| first.is_ascii_digit()))
         };
         assert!(lines().all(version), "{text}");
-        for name in NEEDED.iter().chain(&PEERS).chain(&EXTRAS).map(|requirement| module(requirement)) {
+        for name in NEEDED.iter().chain(&PEERS).chain(&EXTRAS).chain([&CHECKER]).map(|requirement| module(requirement))
+        {
             let pins = lines().filter(|line| line.starts_with(&format!("{name}=="))).count();
             assert_eq!(pins, 1, "{name}");
         }

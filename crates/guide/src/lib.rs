@@ -77,7 +77,7 @@ pub const ALL: [Exercise; 12] = [
     ),
     source(
         "1.4",
-        "The rung l2_block_a_row of norm_act with shuffles instead of barriers for the last five of its eight steps",
+        "The rung l3_block_a_row of norm_act with shuffles instead of barriers for the last five of its eight steps",
         sources::shuffled_sum,
     ),
     number(
@@ -240,7 +240,7 @@ mod tests {
         let shuffles = "float sum = s_sums[threadIdx.x % 32];\n\
              for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);";
         let (steps, last) = (("step > 0", "step >= 32"), ("const float sum = s_sums[0];", shuffles));
-        let changed = |changes: &[(&str, &str)]| changed(Ladder::NormAct, "l2_block_a_row", changes);
+        let changed = |changes: &[(&str, &str)]| changed(Ladder::NormAct, "l3_block_a_row", changes);
         let unsynchronised = ("s_sums[threadIdx.x] = x;\n    __syncthreads();", "s_sums[threadIdx.x] = x;");
         check_sources(
             "1.4",

@@ -18,7 +18,7 @@ pub fn shuffled_sum(source: &str, workshop: Workshop) -> Result<Verdict, Error> 
     if source.contains("step > 0") {
         return Ok(Verdict::wrong("the loop still has all eight steps; end it when 32 sums are left"));
     }
-    run(source, workshop, Ladder::NormAct, "l2_block_a_row", &graph)
+    run(source, workshop, Ladder::NormAct, "l3_block_a_row", &graph)
 }
 
 pub fn online_softmax(source: &str, workshop: Workshop) -> Result<Verdict, Error> {

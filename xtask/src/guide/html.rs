@@ -108,15 +108,38 @@ fn code_block(info: &str, code: &str) -> String {
     let language = words.next().unwrap_or_default();
     let file = info.split(',').find_map(|word| word.strip_prefix("file="));
     let name = file.map(|file| format!("<p class=\"file\">{}</p>", escaped(file))).unwrap_or_default();
+    let reason = info.split(',').find_map(|word| word.strip_prefix("unrun="));
+    let reason =
+        reason.map(|why| format!("<p class=\"file\">not run by the tests: {}</p>", escaped(&why.replace('-', " "))));
+    let name = name + &reason.unwrap_or_default();
     let mut lines = String::new();
     let mut continues = false;
+    let has_bars = info.split(',').any(|word| word == "bars");
     for line in code.lines() {
+        if let Some((label, length)) = bar(line).filter(|_| has_bars) {
+            lines.push_str(&format!("{}{}\n", escaped(label), drawn(length)));
+            continue;
+        }
         let is_command = language == "console" && (continues || line.starts_with("$ "));
         continues = is_command && line.ends_with('\\');
         let line = escaped(line);
         lines.push_str(&if is_command { format!("<b>{line}</b>\n") } else { format!("{line}\n") });
     }
     format!("{name}<pre class=\"{}\"><code>{lines}</code></pre>\n", escaped(language))
+}
+
+/// A line that ends with a bar of `#`: what is before it, and how long it is.
+fn bar(line: &str) -> Option<(&str, usize)> {
+    let label = line.trim_end_matches('#');
+    let length = line.len() - label.len();
+    (length > 0 && label.ends_with(' ')).then_some((label, length))
+}
+
+/// A bar of so many characters' width.
+fn drawn(length: usize) -> String {
+    format!(
+        "<svg class=\"bar\" style=\"width:{length}ch\" aria-hidden=\"true\"><rect width=\"100%\" height=\"100%\"/></svg>"
+    )
 }
 
 /// Files of the repository that pages show, by their names in the folder of pages.
@@ -167,6 +190,14 @@ mod tests {
         assert!(body(&book, &book.pages[0]).contains("<img src=\"ops.svg\" alt=\"Bars\""));
         let files: Vec<(String, PathBuf)> = pictures(&book).into_iter().collect();
         assert_eq!(files, [("ops.svg".to_string(), book.root.join("docs/pictures/ops.svg"))]);
+    }
+
+    #[test]
+    fn bars_are_drawn_where_a_block_says_so() {
+        let text = "eager  2.0 MB ####\n";
+        let drawn = code_block("text,bars", text);
+        assert!(drawn.contains("eager  2.0 MB <svg") && drawn.contains("width:4ch") && !drawn.contains('#'), "{drawn}");
+        assert!(code_block("text", text).contains("2.0 MB ####"));
     }
 
     #[test]

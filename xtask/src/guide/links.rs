@@ -11,6 +11,9 @@ use pulldown_cmark::{Event, Tag, TagEnd};
 use super::book::{Book, Page};
 use crate::files;
 
+/// The page of terms.
+const GLOSSARY: &str = "glossary.md";
+
 /// The anchor of a heading, as mdBook and GitHub make it.
 pub fn anchor(heading: &str) -> String {
     let kept = heading.trim().chars().filter_map(|c| match c {
@@ -106,6 +109,25 @@ pub fn mistakes(book: &Book) -> Vec<String> {
     mistakes
 }
 
+/// Terms of the glossary that no other page links to.
+pub fn unlinked_terms(book: &Book) -> Vec<String> {
+    let is_glossary = |page: &&Page| page.file == GLOSSARY;
+    let others = book.pages.iter().filter(|page| !is_glossary(page));
+    let linked: BTreeSet<String> = others
+        .flat_map(|page| page.parser())
+        .filter_map(|event| match event {
+            Event::Start(Tag::Link { dest_url, .. }) => {
+                dest_url.strip_prefix(GLOSSARY)?.strip_prefix('#').map(String::from)
+            }
+            _ => None,
+        })
+        .collect();
+    // The first heading is the page's title.
+    let terms = book.pages.iter().filter(is_glossary).flat_map(|page| anchors(page).into_iter().skip(1));
+    let missing = terms.filter(|term| !linked.contains(term));
+    missing.map(|term| format!("{GLOSSARY}: no other page links to #{term}")).collect()
+}
+
 fn mistake(page: &Path, known: &BTreeMap<PathBuf, BTreeSet<String>>, address: &str) -> Option<&'static str> {
     if is_elsewhere(address) {
         return None;
@@ -130,6 +152,16 @@ mod tests {
         assert_eq!(mistakes(&book(text)), Vec::<String>::new());
         let text = "# Page\n\n[1](other.md) [2](#nothing) ![3](../../../no.svg) [4](page.md#pages)\n";
         assert_eq!(mistakes(&book(text)).len(), 4);
+    }
+
+    #[test]
+    fn terms_without_a_link_are_found() {
+        let mut book = book("[1](glossary.md#one)\n");
+        let text = "# Glossary\n\n## One\n\n## Two\n\n[2](#two) [2](glossary.md#two)\n".to_string();
+        let page =
+            Page { title: "Glossary".into(), part: None, depth: 0, file: GLOSSARY.into(), text, included: vec![] };
+        book.pages.push(page);
+        assert_eq!(unlinked_terms(&book), ["glossary.md: no other page links to #two"]);
     }
 
     #[test]

@@ -11,16 +11,30 @@ pub enum Compare {
 
 /// The first line of the book that the output does not have where it should, if there is one. A line `...` stands for any lines; no line at all for any output.
 pub fn missing(expected: &str, output: &str, compare: Compare) -> Option<String> {
+    places(expected, output, compare).err()
+}
+
+/// What the book should say, if the output differs from it in numbers alone: its lines, each as it is printed now.
+pub fn renewed(expected: &str, output: &str) -> Option<String> {
+    let places = places(expected, output, Compare::ButNumbers).ok()?;
+    let printed: Vec<&str> = output.trim_end().lines().collect();
+    let lines = expected.trim_end().lines().zip(places);
+    let renewed: Vec<&str> = lines.map(|(line, place)| place.map_or(line, |place| printed[place].trim_end())).collect();
+    Some(renewed.into_iter().flat_map(|line| [line, "\n"]).collect())
+}
+
+/// For each line of the book the line of the output that it stands for, none for `...`; or the first line that is missing.
+fn places(expected: &str, output: &str, compare: Compare) -> Result<Vec<Option<usize>>, String> {
     let line = |line: &str| match compare {
         Compare::Exactly => line.trim_end().to_string(),
         Compare::ButNumbers => without_numbers(line),
     };
     if expected.trim().is_empty() {
-        return None;
+        return Ok(Vec::new());
     }
     let found: Vec<String> = output.trim_end().lines().map(line).collect();
     let expected: Vec<&str> = expected.trim_end().lines().collect();
-    let (mut at, mut anywhere) = (0, false);
+    let (mut at, mut anywhere, mut places) = (0, false, Vec::new());
     let mut segments = expected.split(|line| *line == "...").peekable();
     while let Some(segment) = segments.next() {
         let wanted: Vec<String> = segment.iter().map(|text| line(text)).collect();
@@ -34,13 +48,13 @@ pub fn missing(expected: &str, output: &str, compare: Compare) -> Option<String>
         } else {
             Some(at).filter(|&start| fits(start))
         };
-        match start {
-            Some(start) => at = start + wanted.len(),
-            None => return Some(first_missing(segment, &wanted, &found[at..])),
-        }
+        let Some(start) = start else { return Err(first_missing(segment, &wanted, &found[at..])) };
+        at = start + wanted.len();
+        places.extend((start..at).map(Some));
+        places.extend((!is_last).then_some(None));
         anywhere = true;
     }
-    None
+    Ok(places)
 }
 
 /// The line to show for a segment that is not there: the first that stands nowhere in the output, else its first.
@@ -121,6 +135,15 @@ mod tests {
                 && !fits("...\nb\nd\n...", output)
         );
         assert_eq!(missing("a\n...\nx\n...\n", output, Compare::Exactly).unwrap(), "x");
+    }
+
+    #[test]
+    fn numbers_are_renewed_and_words_are_not() {
+        let book = "a 1 us\n...\n│ b ┆  1.5 us │\n...\nend 2\n";
+        let printed = "a 13 us  \nx\n│ b ┆ 12.5 us │\ny\nend 3\n";
+        assert_eq!(renewed(book, printed).unwrap(), "a 13 us\n...\n│ b ┆ 12.5 us │\n...\nend 3\n");
+        assert_eq!(renewed("a 1\n...\n", "a 2\nb\n").unwrap(), "a 2\n...\n");
+        assert!(renewed("a 1\n", "b 1\n").is_none() && renewed("a 1\nb\n", "a 1\n").is_none());
     }
 
     #[test]

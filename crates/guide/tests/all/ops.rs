@@ -32,12 +32,12 @@ fn planned(graph: &Graph, strategy: Strategy) -> (usize, u64) {
     (plan.groups.len(), plan.bytes().0)
 }
 
-/// The traffic of plans as bars.
+/// The traffic of plans as bars, which the book draws.
 fn traffic(graph: &Graph, plans: &[(&str, Strategy)]) -> String {
     let planned: Vec<(&str, (usize, u64))> =
         plans.iter().map(|(name, strategy)| (*name, planned(graph, *strategy))).collect();
     let most = planned.iter().map(|(_, (_, bytes))| *bytes).max().unwrap().max(1);
-    let mut out = String::from("```text\n");
+    let mut out = String::from("```text,bars\n");
     for (name, (kernels, bytes)) in planned {
         let bar = "#".repeat((bytes * BAR).div_ceil(most) as usize);
         let word = if kernels == 1 { "kernel" } else { "kernels" };
