@@ -15,7 +15,7 @@ pub struct Training {
     graph: Graph,
     /// Values that the forward pass stores for the backward pass.
     kept: Vec<NodeId>,
-    /// Values that the backward pass recomputes from those and from the inputs, besides the interior of attention.
+    /// Values that the backward pass recomputes from these and from the inputs; the interior of attention is always recomputed and not listed.
     again: Vec<NodeId>,
 }
 
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(names(&all), ["d_x", "d_r"]);
         let one = training.backward(&[true, false], &[false, true]).unwrap();
         assert_eq!(names(&one), ["d_r"]);
-        assert_eq!(one.inputs().len(), 1, "the gradient of a sum reads the gradient that comes in alone");
+        assert_eq!(one.inputs().len(), 1, "the gradient of a sum reads only the incoming gradient");
     }
 
     #[test]

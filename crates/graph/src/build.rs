@@ -411,7 +411,7 @@ impl Graph {
         Ok(CrossEntropyResult { loss: out[0], logsumexp: out[1] })
     }
 
-    /// Cross entropy of each row of `x w^T`, whose logits exist only for some rows at a time: `x [rows, in]`, `w [classes, in]`, `targets [rows]`.
+    /// Cross entropy of each row of `x w^T`, computed for a chunk of rows at a time, so that all logits are never stored: `x [rows, in]`, `w [classes, in]`, `targets [rows]`.
     /// Both results are `f32[rows, 1]`; a row whose target is `ignored` has the loss 0.
     pub fn linear_cross_entropy(
         &mut self,

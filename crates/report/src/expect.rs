@@ -76,9 +76,13 @@ impl fmt::Display for Violation {
         match &self.outcome {
             Outcome::Apart { launches, apart, places } => {
                 let launches: Vec<String> = launches.iter().map(ToString::to_string).collect();
-                write!(f, "separate in {apart} of {places} places, first in launches {}", launches.join(", "))?;
+                write!(
+                    f,
+                    "got separate kernels in {apart} of {places} places, first launches {}",
+                    launches.join(", ")
+                )?;
             }
-            Outcome::Fused { launch, kernel } => write!(f, "fused in launch {launch}, `{kernel}`")?,
+            Outcome::Fused { launch, kernel } => write!(f, "got one kernel, `{kernel}`, in launch {launch}")?,
             Outcome::NoSuchNeighbours { unknown, nearest } => {
                 match unknown {
                     Some(name) => write!(f, "no operation is called `{name}`")?,

@@ -1,4 +1,4 @@
-//! A score and a difference of bytes as text: rounding never says what is not so.
+//! A score and a difference of bytes as text: rounding never hides a difference or invents one.
 
 /// A score with two digits, or with as many as show on which side of the verdict's threshold it is.
 pub fn score_text(score: f64, fuse_from: f64) -> String {

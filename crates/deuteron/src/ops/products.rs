@@ -235,7 +235,7 @@ impl<'a> QuantizedExperts<'a> {
     }
 }
 
-/// Cross entropy of `x weight^T` and a target per row, whose logits are never all in memory: `x [rows, in]`, `weight [classes, in]`,
+/// Cross entropy of `x weight^T` and a target per row, without storing all logits: `x [rows, in]`, `weight [classes, in]`,
 /// `targets i32[rows]`.
 pub fn linear_cross_entropy(
     engine: &Engine,

@@ -81,8 +81,8 @@ impl SessionOptions {
         SessionOptions { kernels: kernels.into(), ..self }
     }
 
-    /// Launches groups together on a GPU: neighbours that do the same elementwise work on tensors of different sizes and need nothing of each
-    /// other, such as the updates of all weights. The kernels of the session are then fewer than the groups of its plan.
+    /// Launches groups together on a GPU: neighbours that do the same elementwise work on tensors of different sizes and do not depend on each
+    /// other, such as the updates of all weights. The session then has fewer kernels than its plan has groups.
     pub fn joined(self) -> SessionOptions {
         SessionOptions { joined: true, ..self }
     }

@@ -2,16 +2,15 @@
 
 use std::path::Path;
 
-use deuteron::cuda::{self, Arch, Search};
+use deuteron::cuda::Arch;
 use deuteron::emulate::{Choice, Toolchain, emulate};
 use deuteron::{Dtype, Engine, Graph, Isa, Machine, Strategy, Target, Tensor, plan};
 use deuteron_codegen::Source;
 use deuteron_codegen::cuda::CudaTarget;
 use deuteron_device::cuda::nvrtc::Request;
 use deuteron_kernels::{Backend, CudaCatalog, render};
-use deuteron_testkit::hardware;
 
-use crate::support::{assert_holds, cpu, expected, gpu, outputs, ran};
+use crate::support::{assert_holds, compiler, cpu, expected, gpu, outputs, ran};
 
 const STRATEGIES: [Strategy; 3] = [Strategy::Naive, Strategy::Unfused, Strategy::Fused];
 
@@ -140,14 +139,7 @@ fn integers_among_floats() {
 /// The real compiler takes the text that the emulator runs.
 #[test]
 fn kernels_of_a_gpu_compile() {
-    let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
-    let compiler = match cuda::compiler(&search) {
-        Ok(compiler) => compiler,
-        Err(error) => {
-            println!("skipped: kernels are not compiled: {error}");
-            return;
-        }
-    };
+    let Some(compiler) = compiler() else { return };
     let machine = Machine::profile("h200").unwrap();
     let target = CudaTarget::new(Arch::Sm90a, 132);
     for graph in [ARITHMETIC, MIXED[0], MIXED[2], MIXED[3]].map(|text| text.parse::<Graph>().unwrap()) {

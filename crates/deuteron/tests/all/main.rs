@@ -4,6 +4,7 @@ mod attention;
 mod cache;
 mod catalog;
 mod cuda;
+mod epilogues;
 mod experts;
 mod int8;
 mod integers;

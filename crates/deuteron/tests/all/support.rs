@@ -1,9 +1,10 @@
 //! What tests of sessions do: open engines, run graphs over poisoned memory, hold what came against f64.
 
 use std::fmt::Display;
+use std::io::Write as _;
 use std::sync::Arc;
 
-use deuteron::cuda::{self, Options, Search};
+use deuteron::cuda::{self, Compiler, Options, Search};
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
 use deuteron::{Cpu, Dtype, Engine, Error, Graph, Isa, Session, Strategy, Tensor, seed};
@@ -14,9 +15,24 @@ pub fn cpu(threads: usize, isa: Isa) -> Engine {
     Engine::on(Arc::new(Cpu::with(threads, isa)))
 }
 
+/// Where CUDA's libraries may be.
+fn search() -> Search {
+    Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() }
+}
+
+/// NVRTC, or a note that a test of kernels is skipped.
+pub fn compiler() -> Option<Compiler> {
+    match cuda::compiler(&search()) {
+        Ok(compiler) => Some(compiler),
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "skipped: kernels are not compiled: {error}");
+            None
+        }
+    }
+}
+
 fn open(red_zones: bool) -> Result<Engine, Error> {
-    let search = Search { cuda_home: hardware::cuda_home(), environments: hardware::environments() };
-    cuda::open(&Options { search, red_zones, ..Options::default() })
+    cuda::open(&Options { search: search(), red_zones, ..Options::default() })
 }
 
 pub fn gpu() -> Option<Engine> {

@@ -428,7 +428,7 @@ impl<'a> Translator<'a, '_> {
         let lines = self.ir.shape(last).elements() / size;
         let rows = self.ir.reshape(last, vec![lines, size, 1])?;
         let cols = self.ir.reshape(last, vec![lines, 1, size])?;
-        // Whether the one of a column comes before the one of a row.
+        // Element [row, column]: whether value `column` comes before value `row`.
         let op = if largest { CompareOp::Gt } else { CompareOp::Lt };
         let mut is_ahead = self.ir.compare(op, cols, rows)?;
         let mut is_equal = self.ir.compare(CompareOp::Eq, cols, rows)?;

@@ -32,7 +32,7 @@ fn apart_instead_of_fused() {
     assert!(matches!(&found[0].outcome, Outcome::Apart { apart: 12, places: 12, launches } if launches.len() == 2));
     assert_eq!(
         found[0].to_string(),
-        "line 3: expected `fused: matmul, gelu`: separate in 12 of 12 places, first in launches 6, 7 (operations #10, #11): \
+        "line 3: expected `fused: matmul, gelu`: got separate kernels in 12 of 12 places, first launches 6, 7 (operations #10, #11): \
          E-PLAN-004: gelu needs the whole row of 6400 columns, a tile of the product holds 128"
     );
 }
@@ -42,7 +42,7 @@ fn fused_instead_of_apart() {
     assert_eq!(
         told("not fused: add, layer_norm"),
         [
-            "line 1: expected `not fused: add, layer_norm`: fused in launch 1, `add + layer_norm` (operations #1, #2): OK: \
+            "line 1: expected `not fused: add, layer_norm`: got one kernel, `add + layer_norm`, in launch 1 (operations #1, #2): OK: \
           one row space; the row stays in registers"
         ]
     );
