@@ -46,6 +46,7 @@ fn print(request: &Request, emulation: &Emulation) -> Outcome {
     for (index, kernel) in emulation.kernels.iter().enumerate() {
         outln!("kernel {index} of {count}: {}, launched as {}", kernel.name, kernel.launches.join(", "));
         kernel.accesses.iter().for_each(print_accesses);
+        kernel.printed.lines().for_each(|line| outln!("  printf: {line}"));
     }
     match request.schedules {
         1 => outln!("Ran on the emulator under one order of its threads."),

@@ -51,6 +51,8 @@ pub struct EmulatedKernel {
     pub launches: Vec<String>,
     /// the cost of its accesses, if the toolchain counts them
     pub accesses: Option<Accesses>,
+    /// by `printf` in its text
+    pub printed: String,
 }
 
 /// Plans a graph for an H200 and runs it on inputs from seed 1, each kernel under `orders` orders of its threads. Files go to `folder`.
@@ -68,21 +70,22 @@ pub fn emulate(
     let schedule = Schedule { resident: processors, lanes: Lanes::Together, seeds: 1..schedules + 1 };
     let tensors = seed::inputs(graph, 1)?;
     let mut memory = Values::new(graph, &tensors)?;
-    let mut accesses = Vec::new();
+    let mut said = Vec::new();
     for (index, kernel) in kernels.iter().enumerate() {
         let arguments = kernel.launch.arguments();
         let bytes: Vec<&[u8]> = memory.of(graph, arguments.iter().map(|argument| argument.base));
         let folder = folder.join(index.to_string());
         let ran = deuteron_emulator::run(toolchain, &folder, kernel, &bytes, &schedule)?;
-        accesses.push(ran.accesses);
+        said.push((ran.accesses, ran.printed));
         let written = arguments.iter().zip(ran.results).filter(|(argument, _)| argument.written);
         written.for_each(|(argument, bytes)| memory.set(argument.base, bytes));
     }
     let outputs = graph.outputs().iter().map(|output| memory.tensor(graph, output.node));
     let arrays = tensors.iter().map(Tensor::to_array).collect::<Result<Vec<_>, _>>()?;
     let verification = Expected::new(graph, &arrays)?.verify(graph, &outputs.collect::<Result<Vec<_>, _>>()?)?;
-    let ran = plan.groups.iter().zip(&kernels).zip(accesses).map(|((group, kernel), accesses)| EmulatedKernel {
+    let ran = plan.groups.iter().zip(&kernels).zip(said).map(|((group, kernel), (accesses, printed))| EmulatedKernel {
         accesses,
+        printed,
         name: group.name.clone(),
         launches: kernel.launch.grids().map_or(Vec::new(), |grids| grids.list.iter().map(launch_of).collect()),
     });

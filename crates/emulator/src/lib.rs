@@ -7,6 +7,7 @@
 //!   their values.
 //! - Shared memory and results hold NaN until they are written.
 //! - Memory fences do nothing: memory is coherent and in order, so a missing fence is not detected.
+//! - `printf` of a kernel prints under the first seed.
 //! - On request it counts the cost of memory accesses: sectors of global memory, wavefronts of shared memory ([`Accesses`]).
 //!
 //! It runs kernels for Hopper (`sm_90a`).

@@ -20,6 +20,8 @@ pub struct Ran {
     pub results: Vec<Vec<u8>>,
     /// under the first seed, from a toolchain that counts
     pub accesses: Option<Accesses>,
+    /// by `printf` under the first seed
+    pub printed: String,
 }
 
 /// Runs a kernel on its arguments, in their order, under every seed of a schedule. All seeds must give the same bits. Files go to `folder`.
@@ -48,7 +50,7 @@ pub fn run(
     };
     let results = (0..arguments.len()).map(read).collect::<Result<_, _>>()?;
     let accesses = if toolchain.counts() { Some(counted(&folder.join("accesses"))?) } else { None };
-    Ok(Ran { results, accesses })
+    Ok(Ran { results, accesses, printed: said.text })
 }
 
 fn counted(path: &Path) -> Result<Accesses, EmulatorError> {

@@ -13,9 +13,25 @@ pub fn is_emulated(part: Part) -> bool {
     !matches!(part, Part::Words | Part::Philox | Part::Warp)
 }
 
-/// The text without the parts that the emulator implements, its variables in shared memory in the emulator's.
+/// The function that stands for `printf`.
+const PRINT: &str = "emulator::print";
+
+/// A text whose kernels call [`PRINT`] where they call `printf`.
+fn printing(text: &str) -> String {
+    let mut parts = text.split("printf(");
+    let mut out = parts.next().unwrap_or_default().to_string();
+    for part in parts {
+        let of_longer_name = out.ends_with(|before: char| before.is_alphanumeric() || "_:\"".contains(before));
+        out += if of_longer_name { "printf" } else { PRINT };
+        out += "(";
+        out += part;
+    }
+    out
+}
+
+/// The text without the parts that the emulator implements, its variables in shared memory and its `printf` the emulator's.
 pub fn emulated(text: &str) -> Result<String, EmulatorError> {
-    let mut text = text.replace(REPLACED.0, REPLACED.1);
+    let mut text = printing(&text.replace(REPLACED.0, REPLACED.1));
     for part in Part::ALL.into_iter().filter(|&part| is_emulated(part)) {
         text = text.replace(part.text(), "");
     }
@@ -63,6 +79,12 @@ mod tests {
         let aligned = emulated("__shared__ __align__(16) short s_c[8];").unwrap();
         assert_eq!(aligned, "short (&s_c)[8] = shared_variable<1, short[8]>();");
         assert!(text.contains("float (&s_a)[2][3] = shared_variable<1, float[2][3]>(); float (&s_b) = "), "{text}");
+    }
+
+    #[test]
+    fn kernels_print_by_the_emulator() {
+        let text = emulated("if (!i) printf(\"%f\\n\", x); snprintf(s, 4, \"printf(\"); std::printf(s);").unwrap();
+        assert_eq!(text, "if (!i) emulator::print(\"%f\\n\", x); snprintf(s, 4, \"printf(\"); std::printf(s);");
     }
 
     #[test]

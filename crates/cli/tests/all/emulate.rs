@@ -46,6 +46,30 @@ fn a_byte_beyond_a_result_is_found() {
     assert!(said.contains("argument 2 has 3084 bytes, and byte 3084 was written"), "{said}");
 }
 
+/// Lines are printed once, though the kernel runs under three orders of its threads, and also where it then makes a mistake.
+#[test]
+fn a_kernel_prints() {
+    if !has_compiler() {
+        return;
+    }
+    let folder = Folder::new();
+    let text = printed(folder.run(&["ladder", "add_act", "--show", "l2_scalar"]));
+    let bound = "if (i >= p.count) return;";
+    let printing = format!("{bound}\n    if (i >= 769) printf(\"element %lld of %d\\n\", i, (int)p.count);");
+    let path = folder.write("mine.cu", &text.replace(bound, &printing));
+    let words = ["kernel", "add_act", "--rows", "1", "--cols", "771", "--emulate", "--rung", "l2_scalar"];
+    let said = printed(folder.run(&[&words[..], &["--source", &path]].concat()));
+    for element in [769, 770] {
+        assert_eq!(said.matches(&format!("\n  printf: element {element} of 771\n")).count(), 1, "{said}");
+    }
+    assert!(said.contains("under 3 orders of its threads, with equal bits.\nVerified against f64"), "{said}");
+    let wrong = folder.write("wrong.cu", &text.replace(bound, &printing.replacen(">=", ">", 1)));
+    let output = folder.run(&[&words[..], &["--source", &wrong]].concat());
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("\nelement 770 of 771\n") && said.contains("byte 3084 was"), "{said}");
+}
+
 /// Eight rows of 64 columns, each read three times by a thread of its own: 8 sectors each time, of which 4 bytes each are used.
 #[test]
 fn accesses_are_counted() {

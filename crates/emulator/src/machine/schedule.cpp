@@ -28,6 +28,19 @@ void fail(const char* format, ...) {
     _Exit(1);
 }
 
+int print(const char* format, ...) {
+    static const u64 first = machine.settings.seed;
+    static int left = 1 << 20;
+    if (machine.settings.seed != first || left <= 0) return 0;
+    va_list arguments;
+    va_start(arguments, format);
+    const int bytes = vprintf(format, arguments);
+    va_end(arguments);
+    left -= bytes;
+    if (left <= 0) printf("\n(printf: no more is shown, as on a GPU)\n");
+    return bytes;
+}
+
 __attribute__((noinline)) static void leave() {
     if (!_setjmp(current->place)) _longjmp(machine.place, 1);
 }

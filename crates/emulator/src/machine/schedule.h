@@ -11,6 +11,9 @@ static u64 delay() { return 1 + draw(1u << draw(12)); }
 
 [[noreturn]] void fail(const char* format, ...);
 
+// A kernel's `printf`. It prints under the first order of threads only, and as much as the buffer that a GPU has for it.
+int print(const char* format, ...);
+
 static void progress() { machine.quiet = 0; }
 
 // Lets other fibers run; `polls`: this alone is no progress.
