@@ -72,6 +72,19 @@ pub struct LossOutput {
 }
 
 /// `act(x weight + bias)`, or that plus a residual.
+///
+/// ```
+/// # use deuteron::{Activation, Dtype, Engine, Tensor, ops::{self, Linear}};
+/// # fn main() -> Result<(), deuteron::Error> {
+/// # let engine = Engine::cpu();
+/// let x = Tensor::from_f32(Dtype::F32, [1, 2], &[1.0, 2.0])?;
+/// let weight = Tensor::from_f32(Dtype::F32, [2, 2], &[1.0, 0.0, 0.0, -1.0])?; // [in, out]
+/// let bias = Tensor::filled(Dtype::F32, [2], 1.0)?;
+/// let y = ops::linear_act(&engine, &x, Linear { weight: &weight, bias: &bias }, Activation::Relu, None)?;
+/// assert_eq!(y.to_f32()?, [2.0, 0.0]);
+/// # Ok(())
+/// # }
+/// ```
 pub fn linear_act(
     engine: &Engine,
     x: &Tensor,
@@ -84,6 +97,21 @@ pub fn linear_act(
 }
 
 /// `norm(x) weight + bias`
+///
+/// ```
+/// # use deuteron::{Dtype, Engine, Tensor, ops::{self, Linear, NormWeights}};
+/// # fn main() -> Result<(), deuteron::Error> {
+/// # let engine = Engine::cpu();
+/// let x = Tensor::from_f32(Dtype::F32, [1, 2], &[0.0, 4.0])?;
+/// let (w, b) = (Tensor::filled(Dtype::F32, [2], 1.0)?, Tensor::filled(Dtype::F32, [2], 0.0)?);
+/// let weight = Tensor::from_f32(Dtype::F32, [2, 1], &[1.0, 3.0])?;
+/// let bias = Tensor::filled(Dtype::F32, [1], 0.5)?;
+/// let weights = NormWeights { w: &w, b: Some(&b), eps: 0.0 };
+/// let y = ops::norm_linear(&engine, &x, weights, Linear { weight: &weight, bias: &bias })?;
+/// assert_eq!(y.to_f32()?, [2.5]);
+/// # Ok(())
+/// # }
+/// ```
 pub fn norm_linear(engine: &Engine, x: &Tensor, weights: NormWeights, linear: Linear) -> Result<Tensor, Error> {
     let op = weights.op(catalog::NORM_LINEAR);
     one(engine, op, &weights.after(&[x, linear.weight, linear.bias]))
@@ -91,6 +119,19 @@ pub fn norm_linear(engine: &Engine, x: &Tensor, weights: NormWeights, linear: Li
 
 /// Queries, keys and values of `x [batch, sequence, in]` in one pass. The weight's columns are `heads` heads of queries, then
 /// `key_heads` of keys and as many of values; all heads have as many features.
+///
+/// ```
+/// # use deuteron::{Dtype, Engine, Shape, Tensor, ops::{self, Linear}};
+/// # fn main() -> Result<(), deuteron::Error> {
+/// # let engine = Engine::cpu();
+/// let x = Tensor::filled(Dtype::F32, [1, 3, 2], 1.0)?; // [batch, sequence, in]
+/// let weight = Tensor::filled(Dtype::F32, [2, 12], 0.5)?; // one head of four features each
+/// let bias = Tensor::filled(Dtype::F32, [12], 0.0)?;
+/// let heads = ops::qkv(&engine, &x, Linear { weight: &weight, bias: &bias }, 1, 1)?;
+/// assert_eq!(heads.q.shape(), &Shape::from([1, 1, 3, 4])); // [batch, heads, sequence, features]
+/// # Ok(())
+/// # }
+/// ```
 pub fn qkv(engine: &Engine, x: &Tensor, linear: Linear, heads: usize, key_heads: usize) -> Result<Heads, Error> {
     let columns = linear.weight.shape().cols();
     let all = heads + 2 * key_heads;
@@ -112,6 +153,23 @@ pub fn qkv(engine: &Engine, x: &Tensor, linear: Linear, heads: usize, key_heads:
 }
 
 /// `x + act(norm(x) first) second`, or `x + act(norm(x) first)` without a second layer.
+///
+/// ```
+/// # use deuteron::{Activation, Dtype, Engine, Tensor, ops::{self, Linear, NormWeights}};
+/// # fn main() -> Result<(), deuteron::Error> {
+/// # let engine = Engine::cpu();
+/// let x = Tensor::from_f32(Dtype::F32, [1, 2], &[0.0, 4.0])?;
+/// let (w, b) = (Tensor::filled(Dtype::F32, [2], 1.0)?, Tensor::filled(Dtype::F32, [2], 0.0)?);
+/// let (up, up_bias) = (Tensor::filled(Dtype::F32, [2, 8], 1.0)?, Tensor::filled(Dtype::F32, [8], 1.0)?);
+/// let (down, down_bias) = (Tensor::filled(Dtype::F32, [8, 2], 0.5)?, Tensor::filled(Dtype::F32, [2], 0.0)?);
+/// let weights = NormWeights { w: &w, b: Some(&b), eps: 0.0 };
+/// let first = Linear { weight: &up, bias: &up_bias };
+/// let second = Linear { weight: &down, bias: &down_bias };
+/// let y = ops::ffn(&engine, &x, weights, first, Activation::Relu, Some(second))?;
+/// assert_eq!(y.to_f32()?, [4.0, 8.0]);
+/// # Ok(())
+/// # }
+/// ```
 pub fn ffn(
     engine: &Engine,
     x: &Tensor,
@@ -128,6 +186,18 @@ pub fn ffn(
 
 /// `dropout(softmax(q k^T / sqrt(features) + mask)) v` over `[batch, heads, sequence, features]`. Keys and values may have
 /// fewer heads, each shared by a group of heads of queries.
+///
+/// ```
+/// # use deuteron::{Dtype, Engine, Tensor, ops::{self, AttentionOptions}};
+/// # fn main() -> Result<(), deuteron::Error> {
+/// # let engine = Engine::cpu();
+/// let q = Tensor::filled(Dtype::F32, [1, 1, 2, 2], 1.0)?; // [batch, heads, sequence, features]
+/// let v = Tensor::from_f32(Dtype::F32, [1, 1, 2, 2], &[0.0, 2.0, 4.0, 6.0])?;
+/// let y = ops::attention(&engine, &q, &q, &v, AttentionOptions::default())?; // causal
+/// assert_eq!(y.to_f32()?, [0.0, 2.0, 2.0, 4.0]);
+/// # Ok(())
+/// # }
+/// ```
 pub fn attention(
     engine: &Engine,
     q: &Tensor,
@@ -145,6 +215,22 @@ pub fn attention(
 }
 
 /// `s = r + attention(q, k, v)`, `y = norm(s)`; `r [batch, sequence, heads * features]`.
+///
+/// ```
+/// # use deuteron::{Dtype, Engine, Mask, Tensor, ops::{self, NormWeights}};
+/// # fn main() -> Result<(), deuteron::Error> {
+/// # let engine = Engine::cpu();
+/// let q = Tensor::filled(Dtype::F32, [1, 1, 2, 2], 1.0)?; // [batch, heads, sequence, features]
+/// let v = Tensor::from_f32(Dtype::F32, [1, 1, 2, 2], &[0.0, 2.0, 4.0, 6.0])?;
+/// let r = Tensor::filled(Dtype::F32, [1, 2, 2], 1.0)?; // [batch, sequence, heads * features]
+/// let (w, b) = (Tensor::filled(Dtype::F32, [2], 1.0)?, Tensor::filled(Dtype::F32, [2], 0.0)?);
+/// let weights = NormWeights { w: &w, b: Some(&b), eps: 0.0 };
+/// let sum = ops::attention_add_norm(&engine, [&q, &q, &v], &r, Mask::Causal, weights)?;
+/// assert_eq!(sum.s.to_f32()?, [1.0, 3.0, 3.0, 5.0]);
+/// assert_eq!(sum.y.to_f32()?, [-1.0, 1.0, -1.0, 1.0]);
+/// # Ok(())
+/// # }
+/// ```
 pub fn attention_add_norm(
     engine: &Engine,
     [q, k, v]: [&Tensor; 3],
@@ -157,6 +243,24 @@ pub fn attention_add_norm(
 }
 
 /// `s = r + attention(q, k, v) weight + bias`, `y = norm(s)`: GPT-2's order.
+///
+/// ```
+/// # use deuteron::{Dtype, Engine, Mask, Tensor, ops::{self, Linear, NormWeights}};
+/// # fn main() -> Result<(), deuteron::Error> {
+/// # let engine = Engine::cpu();
+/// let q = Tensor::filled(Dtype::F32, [1, 1, 2, 2], 1.0)?; // [batch, heads, sequence, features]
+/// let v = Tensor::from_f32(Dtype::F32, [1, 1, 2, 2], &[0.0, 2.0, 4.0, 6.0])?;
+/// let weight = Tensor::from_f32(Dtype::F32, [2, 2], &[2.0, 0.0, 0.0, 2.0])?;
+/// let (ones, zeros) = (Tensor::filled(Dtype::F32, [2], 1.0)?, Tensor::filled(Dtype::F32, [2], 0.0)?);
+/// let r = Tensor::filled(Dtype::F32, [1, 2, 2], 1.0)?; // [batch, sequence, out]
+/// let projection = Linear { weight: &weight, bias: &zeros };
+/// let weights = NormWeights { w: &ones, b: Some(&zeros), eps: 0.0 };
+/// let sum = ops::attention_block(&engine, [&q, &q, &v], projection, &r, Mask::Causal, weights)?;
+/// assert_eq!(sum.s.to_f32()?, [1.0, 5.0, 5.0, 9.0]);
+/// assert_eq!(sum.y.to_f32()?, [-1.0, 1.0, -1.0, 1.0]);
+/// # Ok(())
+/// # }
+/// ```
 pub fn attention_block(
     engine: &Engine,
     [q, k, v]: [&Tensor; 3],
@@ -181,6 +285,20 @@ pub struct Experts<'a> {
 /// `act(x weight[expert]^T + bias[expert])` of rows `x [rows, in]` that are routed to experts: `chosen` is an `i32[rows]`, or `[rows, choices]` where
 /// each row goes to several. Gives `[rows, out]` or `[rows, choices, out]`; `x [rows, choices, in]` has a row for each choice.
 /// With `weights [rows, choices]`, the results of a row's choices are weighted and added, in their order, to `[rows, out]`.
+///
+/// ```
+/// # use deuteron::{Dtype, Engine, Tensor, ops::{self, Experts}};
+/// # fn main() -> Result<(), deuteron::Error> {
+/// # let engine = Engine::cpu();
+/// let x = Tensor::from_f32(Dtype::F32, [2, 1], &[1.0, 2.0])?;
+/// let chosen = Tensor::from_i32([2], &[1, 0])?; // an expert per row
+/// let weight = Tensor::from_f32(Dtype::F32, [2, 1, 1], &[10.0, 100.0])?; // [experts, out, in]
+/// let bias = Tensor::filled(Dtype::F32, [2, 1], 0.5)?;
+/// let y = ops::moe(&engine, &x, &chosen, Experts { weight: &weight, bias: &bias }, None, None)?;
+/// assert_eq!(y.to_f32()?, [100.5, 20.5]);
+/// # Ok(())
+/// # }
+/// ```
 pub fn moe(
     engine: &Engine,
     x: &Tensor,
@@ -206,6 +324,23 @@ pub struct QuantizedExperts<'a> {
 
 /// `act(x weight[expert]^T + bias[expert])` as rows of bytes: `x` is `i8[rows, in]` with a scale per row, `chosen` an `i32[rows]`. A row
 /// that goes to several experts is given once for each. `x.s` is not read.
+///
+/// ```
+/// # use deuteron::{Dtype, Engine, Tensor, ops::{self, QuantizedExperts, QuantizedRows}};
+/// # fn main() -> Result<(), deuteron::Error> {
+/// # let engine = Engine::cpu();
+/// let q = Tensor::from_bytes(Dtype::I8, [1, 2], &[100, 100])?;
+/// let x = QuantizedRows { q, scale: Tensor::filled(Dtype::F32, [1, 1], 0.01)?, s: None };
+/// let chosen = Tensor::from_i32([1], &[0])?;
+/// let weight = Tensor::from_bytes(Dtype::I8, [1, 2, 2], &[127, 0, 0, 127])?; // [experts, out, in]
+/// let (scale, bias) = (Tensor::filled(Dtype::F32, [1, 2], 1.0)?, Tensor::filled(Dtype::F32, [1, 2], 0.0)?);
+/// let experts = QuantizedExperts { weight: &weight, scale: &scale, bias: &bias };
+/// let rows = ops::moe_int8(&engine, &x, &chosen, experts, None)?;
+/// assert_eq!(rows.q.to_f32()?, [127.0, 127.0]);
+/// assert_eq!(rows.scale.to_f32()?, [1.0]);
+/// # Ok(())
+/// # }
+/// ```
 pub fn moe_int8(
     engine: &Engine,
     x: &QuantizedRows,
@@ -219,6 +354,22 @@ pub fn moe_int8(
 }
 
 /// The same as floats of the bias' type.
+///
+/// ```
+/// # use deuteron::{Dtype, Engine, Tensor, ops::{self, QuantizedExperts, QuantizedRows}};
+/// # fn main() -> Result<(), deuteron::Error> {
+/// # let engine = Engine::cpu();
+/// let q = Tensor::from_bytes(Dtype::I8, [1, 2], &[100, 100])?;
+/// let x = QuantizedRows { q, scale: Tensor::filled(Dtype::F32, [1, 1], 0.5)?, s: None };
+/// let chosen = Tensor::from_i32([1], &[0])?;
+/// let weight = Tensor::from_bytes(Dtype::I8, [1, 2, 2], &[1, 0, 0, 2])?; // [experts, out, in]
+/// let (scale, bias) = (Tensor::filled(Dtype::F32, [1, 2], 1.0)?, Tensor::filled(Dtype::F32, [1, 2], 0.0)?);
+/// let experts = QuantizedExperts { weight: &weight, scale: &scale, bias: &bias };
+/// let y = ops::moe_int8_dequantized(&engine, &x, &chosen, experts, None)?;
+/// assert_eq!(y.to_f32()?, [50.0, 100.0]);
+/// # Ok(())
+/// # }
+/// ```
 pub fn moe_int8_dequantized(
     engine: &Engine,
     x: &QuantizedRows,
@@ -237,6 +388,19 @@ impl<'a> QuantizedExperts<'a> {
 
 /// Cross entropy of `x weight^T` and a target per row, without storing all logits: `x [rows, in]`, `weight [classes, in]`,
 /// `targets i32[rows]`.
+///
+/// ```
+/// # use deuteron::{Dtype, Engine, Tensor, ops::{self, LossOptions}};
+/// # fn main() -> Result<(), deuteron::Error> {
+/// # let engine = Engine::cpu();
+/// let x = Tensor::from_f32(Dtype::F32, [1, 2], &[1.0, 0.0])?;
+/// let weight = Tensor::filled(Dtype::F32, [4, 2], 0.0)?; // [classes, in]: all classes are equally likely
+/// let targets = Tensor::from_i32([1], &[2])?;
+/// let loss = ops::linear_cross_entropy(&engine, &x, &weight, &targets, LossOptions::default())?.loss;
+/// assert!((loss.to_f32()?[0] - 4.0f32.ln()).abs() < 1e-6);
+/// # Ok(())
+/// # }
+/// ```
 pub fn linear_cross_entropy(
     engine: &Engine,
     x: &Tensor,

@@ -54,11 +54,34 @@ fn values(op: &FusedOp, attribute: &str) -> String {
     }
 }
 
-/// The signature of a Rust function, with its comment.
-fn rust(sources: &str, name: &str) -> String {
+/// The signature of a Rust function, and the example in its comment, which is a test.
+fn rust(sources: &str, name: &str) -> (String, String) {
     let start = sources.find(&format!("\npub fn {name}(")).unwrap_or_else(|| panic!("ops has no {name}")) + 1;
     let end = start + sources[start..].find(" {\n").unwrap();
-    sources[start..end].to_string()
+    let (_, comment) = sources[..start].rsplit_once("\n\n").unwrap();
+    let (_, example) = comment.split_once("/// ```\n").unwrap_or_else(|| panic!("{name} has no example"));
+    let lines = example.lines().filter_map(|line| line.strip_prefix("/// "));
+    let shown: Vec<&str> = lines.filter(|line| !line.starts_with("# ") && *line != "```").collect();
+    (sources[start..end].to_string(), shown.join("\n"))
+}
+
+/// The call that computes an op's gradients from Rust, by the inputs of its graph.
+fn gradients(op: &FusedOp, backward: &Graph) -> String {
+    let operands = op.operands();
+    let inputs: Vec<String> = backward.inputs().iter().map(|&id| backward.label(id)).collect();
+    let others = || inputs.iter().filter(|name| !operands.contains(&name.as_str()));
+    let saved = others().filter(|name| !name.starts_with("d_")).map(|name| format!("(\"{name}\", &{name})"));
+    let incoming = others().filter_map(|name| Some(format!("(\"{}\", &{name})", name.strip_prefix("d_")?)));
+    let given: Vec<String> = operands.iter().map(|name| format!("&{name}")).collect();
+    let results: Vec<&str> = backward.outputs().iter().map(|output| output.name.trim_start_matches("d_")).collect();
+    let name = op.name();
+    format!(
+        "let op: FusedOp = \"{name}\".parse()?;\n// of {}\nlet gradients = ops::backward(&engine, &op, &[{}], &[{}], &[{}])?;",
+        results.join(", "),
+        given.join(", "),
+        saved.collect::<Vec<_>>().join(", "),
+        incoming.collect::<Vec<_>>().join(", ")
+    )
 }
 
 /// The signature of a Python function, and what it says of itself.
@@ -97,13 +120,22 @@ fn page(op: &FusedOp, sources: &str, functions: &str) -> String {
         traffic(&graph, &strategies)
     )
     .unwrap();
-    match op.backward_graph(&types) {
-        Ok(backward) => writeln!(out, "Its gradient:\n\n{}", traffic(&backward, &strategies)).unwrap(),
-        Err(Error::NoBackward(_)) => out.push_str("It has no gradient.\n\n"),
+    let backward = match op.backward_graph(&types) {
+        Ok(backward) => Some(backward),
+        Err(Error::NoBackward(_)) => None,
         Err(error) => panic!("{name}: {error}"),
+    };
+    match &backward {
+        Some(backward) => writeln!(out, "Its gradient:\n\n{}", traffic(backward, &strategies)).unwrap(),
+        None => out.push_str("It has no gradient.\n\n"),
     }
     let (signature, says) = python(functions, name);
-    writeln!(out, "## Rust\n\n`deuteron::ops::{name}`:\n\n```text\n{}\n```\n", rust(sources, name)).unwrap();
+    let (declared, example) = rust(sources, name);
+    writeln!(out, "## Rust\n\n`deuteron::ops::{name}`:\n\n```text\n{declared}\n```\n\n```text\n{example}\n```\n")
+        .unwrap();
+    if let Some(backward) = &backward {
+        writeln!(out, "Its gradient:\n\n```text\n{}\n```\n", gradients(op, backward)).unwrap();
+    }
     writeln!(out, "## Python\n\n```text\n{signature}\n```\n").unwrap();
     let (prose, example) = says.split_once("\n>>> ").unwrap();
     writeln!(out, "{}\n\n```text\n>>> {}\n```\n", prose.trim_end(), example.trim_end()).unwrap();
