@@ -97,9 +97,9 @@ pub(crate) fn target_of(options: &AnalyzeOptions) -> Target<'_> {
 }
 
 /// What can be generated for a machine.
-pub(crate) fn generated(options: &AnalyzeOptions) -> &'static dyn Catalog {
+pub(crate) fn generated(options: &AnalyzeOptions) -> &dyn Catalog {
     match (&options.backend, options.machine.kind) {
-        (Some(Backend::Cuda(target)), _) => CudaCatalog::of(target.arch),
+        (Some(backend @ Backend::Cuda(_)), _) => backend,
         (_, MachineKind::Cpu) => &CpuCatalog,
         // What every GPU of today does, where nothing says more.
         (_, MachineKind::Gpu) => CudaCatalog::of(Arch::Sm80),

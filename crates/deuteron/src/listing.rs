@@ -254,7 +254,7 @@ pub fn kernels_for(gpu: &OfflineGpu, graph: &Graph, strategy: Strategy) -> Resul
             _ => Ok(None),
         }
     };
-    let planned_for = Target { machine: &gpu.machine, catalog: CudaCatalog::of(target.arch) };
+    let planned_for = Target { machine: &gpu.machine, catalog: &gpu.backend };
     let rendering = Rendering { backend: &gpu.backend, usage: &usage, machine_code: &|_| None };
     list(graph, strategy, planned_for, &rendering)
 }

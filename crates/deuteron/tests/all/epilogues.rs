@@ -62,6 +62,55 @@ fn epilogues_are_right_on_the_emulator() {
     }
 }
 
+/// Names, graphs whose epilogues reduce rows, and the kernels of their greedy plans. One column of tiles, several, and more parts of a row than a
+/// thread reads at once; of several matrices and of floats routed to experts the rows do not stay in the launch.
+const WHOLE_ROWS: [(&str, &str, usize); 5] = [
+    (
+        "bytes_normed",
+        "x = input i8[150,64] ; w = input i8[136,64] ; t = matmul x w transpose_b ; s = mul t 0.001
+         y, mean, rstd = layer_norm s g:f32[136] b:f32[136] eps=1e-5 ; out y ; out mean ; out rstd",
+        1,
+    ),
+    (
+        "wide_bytes_normed",
+        "x = input i8[20,64] ; w = input i8[2200,64] ; t = matmul x w transpose_b ; s = mul t 0.001
+         y, mean, rstd = layer_norm s g:f32[2200] b:f32[2200] eps=1e-5 ; out y ; out mean ; out rstd",
+        1,
+    ),
+    (
+        "bytes_with_largest_and_sum",
+        "x = input i8[70,64] ; w = input i8[300,64] ; t = matmul x w transpose_b ; s = mul t 0.001 ; y = softmax s ; out y",
+        1,
+    ),
+    (
+        "matrices_of_bytes",
+        "x = input i8[2,4,64] ; w = input i8[2,32,64] ; t = matmul x w transpose_b ; s = mul t 0.001 ; y = softmax s ; out y",
+        2,
+    ),
+    (
+        "routed_floats",
+        "x = input bf16[8,256] ; e = input i32[8,1] ; w = weight bf16[2,128,256] ; c = weight bf16[2,128]
+         l = routed_linear x e w c ; y, mean, rstd = layer_norm l g:bf16[128] b:bf16[128] eps=1e-5 ; out y ; out mean",
+        2,
+    ),
+];
+
+#[test]
+fn whole_rows_of_bytes_are_right_on_the_emulator() {
+    let Ok(toolchain) = Toolchain::find(&std::env::var("CXX").unwrap_or_else(|_| "c++".into())) else {
+        println!("skipped: no C++ compiler");
+        return;
+    };
+    for (name, text, kernels) in WHOLE_ROWS {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("epilogues").join(name);
+        let graph = text.parse().unwrap();
+        let emulation = emulate(&toolchain, &folder, &graph, Strategy::Greedy, &Choice::default(), 1).unwrap();
+        assert!(emulation.verification.holds(), "{text}: {:?}", emulation.verification.worst());
+        let names: Vec<&str> = emulation.kernels.iter().map(|kernel| kernel.name.as_str()).collect();
+        assert_eq!(names.len(), kernels, "{name}: {names:?}");
+    }
+}
+
 #[test]
 fn epilogues_compile_without_spills() {
     let Some(compiler) = compiler() else { return };

@@ -174,7 +174,7 @@ impl Device for Cuda {
     }
 
     fn catalog(&self) -> &dyn Catalog {
-        deuteron_kernels::CudaCatalog::of(self.gpu.target.arch)
+        &self.backend
     }
 
     fn backend(&self) -> &Backend {

@@ -58,9 +58,32 @@ pub(super) fn offer<'a>(request: Request<'a>, target: &'a CudaTarget) -> Option<
     families(request.group.structure).iter().find_map(|family| family.offer(request, target))
 }
 
-/// What can be generated for a GPU: row kernels; matmuls with any elementwise work after them, on Hopper with any row work; with row work
-/// before them too, of few rows or on Hopper; rows routed to experts; attention alone and with row work after it, its
-/// probabilities and its gradient; losses without logits and their gradients; copies, scatters.
+/// Whether some family takes groups of a structure.
+pub(super) fn offers_structure(structure: &Structure, arch: Arch) -> bool {
+    let takes = |chain: &Chain| match chain.links.as_slice() {
+        [Link::Matmul { nodes }] => arch.has_wgmma() || (nodes.len() == 1 && chain.epilogue.reach != Reach::Rows),
+        [Link::Routed { .. }] => arch.has_wgmma() || chain.epilogue.reach != Reach::Rows,
+        [Link::Attention(_), Link::Matmul { .. }] => arch.has_wgmma() && chain.epilogue.reach == Reach::Rows,
+        _ => true,
+    };
+    !families(structure).is_empty() && structure.chain().is_none_or(takes)
+}
+
+/// Whether some family accepts a group.
+pub(super) fn offers(draft: &Draft, target: &CudaTarget) -> bool {
+    // Described operations are analysed with their neighbours; no kernel is made of them.
+    offers_structure(draft.structure, target.arch) && (is_described(draft) || offer(draft.into(), target).is_some())
+}
+
+/// The work of the kernel of a group.
+pub(super) fn work(draft: &Draft, target: &CudaTarget) -> Work {
+    offer(draft.into(), target).map_or_else(|| primitive_work(draft), |offer| offer.work())
+}
+
+/// What can be generated for a GPU with as many multiprocessors as an H200: row kernels; matmuls with any elementwise work after them, on
+/// Hopper with any row work; with row work before them too, of few rows or on Hopper; rows routed to experts; attention alone and with row
+/// work after it, its probabilities and its gradient; losses without logits and their gradients; copies, scatters. A
+/// [`Backend`](super::Backend) is the catalogue of its own GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaCatalog {
     arch: Arch,
@@ -82,7 +105,6 @@ impl CudaCatalog {
         ALL.iter().find(|catalog| catalog.arch == arch).unwrap_or(&ALL[0])
     }
 
-    /// The target of a draft. The number of multiprocessors affects only tile sizes, not what is offered.
     fn target(&self) -> CudaTarget {
         CudaTarget::new(self.arch, 132)
     }
@@ -90,33 +112,22 @@ impl CudaCatalog {
 
 impl Catalog for CudaCatalog {
     fn offers_structure(&self, structure: &Structure) -> bool {
-        let takes = |chain: &Chain| match chain.links.as_slice() {
-            [Link::Matmul { nodes }] => {
-                self.arch.has_wgmma() || (nodes.len() == 1 && chain.epilogue.reach != Reach::Rows)
-            }
-            [Link::Routed { .. }] => self.arch.has_wgmma() || chain.epilogue.reach != Reach::Rows,
-            [Link::Attention(_), Link::Matmul { .. }] => self.arch.has_wgmma() && chain.epilogue.reach == Reach::Rows,
-            _ => true,
-        };
-        !families(structure).is_empty() && structure.chain().is_none_or(takes)
+        offers_structure(structure, self.arch)
     }
 
     fn offers(&self, draft: &Draft) -> bool {
-        // Described operations are analysed with their neighbours; no kernel is made of them.
-        self.offers_structure(draft.structure) && (is_described(draft) || offer(draft.into(), &self.target()).is_some())
+        offers(draft, &self.target())
     }
 
     fn offers_everything(&self) -> bool {
         false
     }
 
-    fn widens_operands(&self) -> bool {
-        self.arch.is_ampere()
+    fn work(&self, draft: &Draft) -> Work {
+        work(draft, &self.target())
     }
 
-    fn work(&self, draft: &Draft) -> Work {
-        let target = self.target();
-        let offer = offer(draft.into(), &target);
-        offer.map_or_else(|| primitive_work(draft), |offer| offer.work())
+    fn widens_operands(&self) -> bool {
+        self.arch.is_ampere()
     }
 }

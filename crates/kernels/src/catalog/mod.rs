@@ -14,7 +14,7 @@ use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Kernel, Request};
 use deuteron_codegen::lower::lower_with_origins;
 use deuteron_graph::{Graph, NodeId, Op};
-use deuteron_plan::{Draft, Structure};
+use deuteron_plan::{Catalog, Draft, Structure, Work};
 
 use crate::copy::{self, Copy};
 use crate::row;
@@ -26,6 +26,42 @@ pub enum Backend {
     Cpu,
     /// CUDA text
     Cuda(CudaTarget),
+}
+
+/// What can be generated for a backend. On a GPU it depends on the number of multiprocessors: blocks that exchange numbers in memory must
+/// all run at once.
+impl Catalog for Backend {
+    fn offers_structure(&self, structure: &Structure) -> bool {
+        match self {
+            Backend::Cpu => CpuCatalog.offers_structure(structure),
+            Backend::Cuda(target) => cuda::offers_structure(structure, target.arch),
+        }
+    }
+
+    fn offers(&self, draft: &Draft) -> bool {
+        match self {
+            Backend::Cpu => CpuCatalog.offers(draft),
+            Backend::Cuda(target) => cuda::offers(draft, target),
+        }
+    }
+
+    fn offers_everything(&self) -> bool {
+        false
+    }
+
+    fn work(&self, draft: &Draft) -> Work {
+        match self {
+            Backend::Cpu => CpuCatalog.work(draft),
+            Backend::Cuda(target) => cuda::work(draft, target),
+        }
+    }
+
+    fn widens_operands(&self) -> bool {
+        match self {
+            Backend::Cpu => CpuCatalog.widens_operands(),
+            Backend::Cuda(target) => target.arch.is_ampere(),
+        }
+    }
 }
 
 /// No kernel of a target computes a group. Plans made with the target's catalogue contain no such group.

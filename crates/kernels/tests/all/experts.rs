@@ -108,3 +108,33 @@ fn a_cpu_has_no_weights_of_rows_in_memory() {
         assert_eq!((plan.groups.len(), plan.arena.bytes), (1, 0), "{}", plan.explain());
     }
 }
+
+/// Blocks that exchange numbers in memory must all run at once, so a GPU of few multiprocessors has no such kernel of wide rows.
+#[test]
+fn a_plan_for_few_multiprocessors_has_kernels() {
+    let machine = Machine::profile("h200").unwrap();
+    let mut kernels = Vec::new();
+    for processors in [16, 78, 114, 132] {
+        let backend = Backend::Cuda(CudaTarget::new(Arch::Sm90a, processors));
+        for columns in [2048, 6400, 16384] {
+            let routed = format!(
+                "x = input i8[64,256] ; s = input f32[64,1] ; e = input i32[64] ; w = weight i8[8,{columns},256]
+t = weight f32[8,{columns}] ; b = weight bf16[8,{columns}] ; l = expert_linear x s e w t b bf16 ; q, c = quantize_int8 l ; out q c"
+            );
+            let plain = format!(
+                "x = input i8[64,256] ; w = input i8[{columns},256] ; t = matmul x w transpose_b ; q, c = quantize_int8 t ; out q c"
+            );
+            for text in [routed, plain] {
+                let graph: Graph = text.parse().unwrap();
+                let plan =
+                    plan(&graph, Target { machine: &machine, catalog: &backend }, Strategy::Greedy, &[]).unwrap();
+                for group in &plan.groups {
+                    render(group.draft(&graph, &plan.placement), &backend).unwrap();
+                }
+                kernels.push(plan.groups.len());
+            }
+        }
+    }
+    // Routed and plain rows of 2048, 6400 and 16384 columns, for each number of multiprocessors.
+    assert_eq!(kernels, [[1, 1, 2, 2, 2, 2], [1, 1, 1, 1, 2, 1], [1, 1, 1, 1, 2, 1], [1; 6]].concat());
+}

@@ -253,7 +253,10 @@ impl HopperKernel {
                 (false, _) => true,
                 (true, false) => even && kernel.has_places() && !kernel.mapped().put().is_empty(),
                 (true, true) => {
-                    let meets = kernel.parts() <= target.processors && kernel.meeting_memory() <= MEETING_MEMORY;
+                    // Words have a place for each row of one matrix.
+                    let meets = self.launch.shape.batches() == 1
+                        && kernel.parts() <= target.processors
+                        && kernel.meeting_memory() <= MEETING_MEMORY;
                     // Floats of two rows of 128 that wait take all registers, unless they are narrow.
                     let waits = tile.sharing != Sharing::Turns || tile.columns <= 64 || kernel.rounds();
                     even && whole_rows && tile.sharers == 1 && meets && waits
@@ -688,7 +691,7 @@ impl HopperKernel {
         let shared = self.epilogue().map_or(0, |epilogue| epilogue.shared_rows().count());
         let _ = writeln!(text, "#define COLUMN_SUMS {}\n#define SHARED_ROWS {shared}", self.column_sums());
         match (self.meets(), self.tile.by_rows) {
-            (true, _) => text += "#define MEETS\n",
+            (true, _) => text += "#define MEETS_IN_MEMORY\n",
             (false, true) => text += "#define BY_ROWS\n",
             (false, false) => {}
         }

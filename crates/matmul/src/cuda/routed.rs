@@ -58,7 +58,10 @@ pub struct RoutedKernel {
 
 /// The routed matmul of a draft, if this kernel takes it.
 fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
-    let fit = fit::fit_with_rows(draft).filter(|fit| fit.gather.is_some())?;
+    // Whole rows only of exact sums: others are rounded first, where an epilogue has no whole rows.
+    let of_bytes = |fit: &MatmulFit| fit.operands[0].dtype == Dtype::I8;
+    let fit = fit::fit_with_rows(draft).filter(of_bytes).or_else(|| fit::fit(draft));
+    let fit = fit.filter(|fit| fit.gather.is_some())?;
     let (shape, [a, table]) = (&fit.shape, &fit.operands);
     // Where in a row a number is, blocks do not tell each other.
     let places = |id: &NodeId| draft.graph.node(*id).op == Op::RowReduce(ReduceOp::ArgMax);

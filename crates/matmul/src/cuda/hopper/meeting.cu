@@ -5,8 +5,9 @@
 // - Each number of each part of a row has a word of its own, half of which is the number and half a mark of this launch. A warp stores those of its
 //   tile, and waits until the words of all parts have the mark: nothing else orders them. So a row may have any number of tiles, on any
 //   multiprocessors. Four threads share the parts of their row, each adds up its own in order, and all add up those of the four.
-// - All blocks run at once. Tiles of the same rows follow each other, and a block has at most one of them: the tiles of the first rows that
-//   are not done wait for nothing but their own multiplications.
+// - All blocks must run at once: there are at most as many as multiprocessors, and each takes one of them. Then tiles of the same rows follow each
+//   other, and a block has at most one of them: the tiles of the first rows that are not done wait for nothing but their own
+//   multiplications. A kernel on another stream may delay some blocks, but must not wait for this one to end.
 //
 // g_launches: how many launches have ended, then how many warps of this one have. g_words: zeros before the first launch.
 

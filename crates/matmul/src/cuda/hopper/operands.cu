@@ -46,7 +46,7 @@ struct Parameters {
     u64 m, steps, row_tiles, column_tiles, tiles;
     u64 a_batch, b_batch;  // whether the operand has a matrix for each of the batch
     u64 b_given;           // not 0 if no kernel of the job makes B
-#ifdef MEETS
+#ifdef MEETS_IN_MEMORY
     u64 *g_launches, *g_words;  // as in `meeting.cu`
 #endif
 #ifdef MAKES

@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) matmul_routed(const __g
             release(ring.empty(turn * steps + steps - 1));
             own.finish(sums);
         }
-#ifdef MEETS
+#ifdef MEETS_IN_MEMORY
         end_meetings(p.own);
 #endif
     }

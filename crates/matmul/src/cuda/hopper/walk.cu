@@ -43,7 +43,7 @@ static __device__ __forceinline__ void walk(const Parameters& p, Ring ring, char
             finish_tile(p, {tile.batch, tile.row + 64 * first, tile.column}, s_base + AT_STAGED + warpgroup * STAGED_BYTES, warpgroup, sums);
 #endif
         }
-#ifdef MEETS
+#ifdef MEETS_IN_MEMORY
         end_meetings(p);
 #endif
     }
