@@ -53,8 +53,9 @@ def fuse(function: Optional[Function] = None, *, name: Optional[str] = None, tra
     fused programs; `plan` names them, and others are refused.
     `torch.no_grad()` and `detach()` within it stop gradients; a custom `torch.autograd.Function` is refused.
     A result that is a view of an operand in torch is a copy here, unless it is the operand itself.
-    64-bit integers are computed in 32 bits: beyond those they are refused on the CPU and clamped to them on a GPU, which says nothing, since to look
-    would wait for it. No table has such an index, but a sum or a comparison of such numbers differs there. 64-bit floats are computed exactly but slowly, for checks, and do not mix with other floats.
+    64-bit integers are computed in 32 bits. A larger value is an error on the CPU. On a GPU it is clamped to 32 bits without an error, because a check
+    would wait for the GPU: as an index it stays out of range, but sums and comparisons of such numbers differ. 64-bit floats are computed exactly but
+    slowly, for checks, and do not mix with other floats.
     Autocast has no effect: dtypes are those of the operands and of casts in the function.
     `name` is its name in reports, `traces` the number of traces kept; the oldest is dropped.
 

@@ -39,6 +39,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 import deuteron
+from deuteron import _torch
 
 DTYPES = {
     "f32": torch.float32,
@@ -287,8 +288,7 @@ def _layer_norm(x: Any, normalized_shape: Any, weight: Any = None, bias: Any = N
 def _rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: Optional[float] = None) -> Any:
     if len(normalized_shape) != 1 or weight is None:
         raise ValueError("rms_norm: expected one axis and a weight")
-    # torch computes in f32 and takes the epsilon of that.
-    return deuteron.rms_norm(x, weight, torch.finfo(torch.float32).eps if eps is None else eps)
+    return deuteron.rms_norm(x, weight, _torch.rms_epsilon(x.dtype) if eps is None else eps)
 
 
 def _softmax(x: Any, dim: int, *, dtype: Any = None) -> Any:
@@ -465,6 +465,8 @@ def main() -> int:
         asked = part(operators(), arguments.part)
     except ValueError as error:
         parser.error(f"--part: {error}")
+    if arguments.out and _has_other_columns(arguments.out):
+        parser.error(f"--out: expected a new file, or one with the columns {', '.join(HEAD)}; {arguments.out} has others")
     total: Dict[str, int] = Counter()
     rows: List[List[Any]] = []
     began = time.monotonic()
@@ -495,18 +497,22 @@ def main() -> int:
     return 1 if total["different"] or total["failed"] else 0
 
 
+HEAD = ["op", "dtype", "way", *VERDICTS, "worst", "torch", "commit", "date"]
+
+
+def _has_other_columns(path: Path) -> bool:
+    return path.exists() and path.open(encoding="utf-8").readline().strip() != ",".join(HEAD)
+
+
 def _append(path: Path, rows: Sequence[Sequence[Any]], commit: Optional[str]) -> None:
-    head = ["op", "dtype", "way", *VERDICTS, "worst", "torch", "commit", "date"]
     if commit is None:
         words = ["git", "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(words, capture_output=True, encoding="utf-8").stdout.strip()
     new = not path.exists()
-    if not new and path.open(encoding="utf-8").readline().strip() != ",".join(head):
-        raise ValueError(f"{path}: expected the columns {', '.join(head)}, got others; name a new file")
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         if new:
-            writer.writerow(head)
+            writer.writerow(HEAD)
         for row in rows:
             writer.writerow([*row, torch.__version__, commit, datetime.date.today().isoformat()])
 

@@ -147,6 +147,39 @@ def test_cross_entropy_with_all_options(smoothing: float, reduction: str, weight
         assert error(one, three) <= 64 * EPS * max(float(three.abs().max()), 1.0)
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_an_ignored_row_beside_a_masked_class_has_no_loss(reduction: str, smoothing: float) -> None:
+    def function(x: Any, classes: Any) -> Any:
+        return F.cross_entropy(x, classes, reduction=reduction, label_smoothing=smoothing)
+
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(5))
+    x[1, 0] = -torch.inf  # of the row that is ignored
+    classes = torch.tensor([1, -100, 3])
+    got, [mine] = gradients(lambda x: deuteron.fuse(function)(x, classes), x)
+    exact, [reference] = gradients(lambda x: function(x, classes), x.double())
+    assert error(got, exact) <= 64 * EPS and error(mine, reference) <= 64 * EPS
+
+
+def test_a_power_of_a_captured_parameter() -> None:
+    class Pool(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = torch.nn.Parameter(torch.tensor(3.0))
+
+        def forward(self, x: Any) -> Any:
+            return x.clamp(min=1e-3).pow(self.p).mean(-1) ** self.p.reciprocal()
+
+    module, x = Pool(), torch.rand(5, 8) + 0.5
+    exact = module(x)
+    assert error(deuteron.fuse(module)(x), exact.double()) <= 64 * EPS
+
+
+def test_instance_norm_without_statistics_is_refused() -> None:
+    with pytest.raises(ValueError, match="instance_norm: expected running_mean and running_var"):
+        deuteron.fuse(lambda x: F.instance_norm(x, use_input_stats=False))(torch.randn(2, 3, 4))
+
+
 CLASSES_OF = [CLASSES]
 
 

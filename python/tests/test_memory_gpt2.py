@@ -17,9 +17,9 @@ SHORT = ["--steps", "60", "--longest", "512", "--batch", "4", "--width", "64", "
 
 
 def test_a_patched_model_takes_little_more_memory_over_many_lengths() -> None:
-    """In this process, so of what a run adds to it. One workspace for each length would be several times as much."""
+    """Each run in a process of its own, so of what it adds there. One workspace for each length would be several times as much."""
     arguments = memory_gpt2.parsed(SHORT)
-    other, mine = (memory_gpt2.run(arguments, "training", patched) for patched in (False, True))
+    other, mine = (memory_gpt2.apart(arguments, "training", patched) for patched in (False, True))
     added, bound = mine["peak"] - mine["before"], memory_gpt2.LIMIT * (other["peak"] - other["before"]) + mine["workspace_bytes"]
     # A forward, its gradient and a loss for nearly each of the lengths; what allocators keep is less than this.
     assert mine["programs"] >= 100

@@ -635,7 +635,7 @@ fn trim() {
 
 /// Returns memory that the allocator keeps free to the system.
 pub(crate) fn return_free_memory() {
-    #[cfg(target_env = "gnu")]
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         unsafe extern "C" {
             fn malloc_trim(pad: usize) -> i32;

@@ -70,8 +70,8 @@ def cross_entropy(
 ) -> Tensor:
     """Replaces `torch.nn.functional.cross_entropy`, for targets that are classes or their probabilities, with gradients, and adds `z_loss` times
     `logsumexp(row)^2` of each row that counts, which keeps logits small. It is computed in float32 and has the dtype of `input`, also under autocast, where
-    torch's is float32. A class that there is not is an `IndexError`, which a later call raises on a GPU. Where logits are made by a linear layer,
-    `deuteron.linear_cross_entropy` needs no memory for them.
+    torch's is float32. A target that is neither a class nor ignored is an `IndexError`, which on a GPU a later call raises. Where logits are made by a
+    linear layer, `deuteron.linear_cross_entropy` stores only some of them at a time.
 
     >>> import torch, deuteron
     >>> logits, target = torch.randn(4, 10), torch.tensor([1, 2, -100, 9])

@@ -228,7 +228,7 @@ _ROOTS: Mapping[float, Callable[[Any], Value]] = {0.5: sqrt, -0.5: rsqrt, -1.0: 
 
 def power(x: Any, exponent: Any) -> Value:
     """`x` to a whole power from 1 to 16, or to 0.5, -0.5, -1 or -2. Other powers of tensors of torch are left to torch."""
-    x = as_operand(x, "pow")
+    x, exponent = as_operand(x, "pow"), as_operand(exponent, "pow")
     if isinstance(exponent, Value) or not isinstance(x, Value) or not _is_product(x, exponent):
         from deuteron.trace.left import call, takes
 

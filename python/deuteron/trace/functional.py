@@ -359,6 +359,8 @@ def instance_norm(
     """Layer norm over each channel of `x [batch, channels, ..]`, or with `use_input_stats=False` by running statistics."""
     x = as_value(x, "instance_norm")
     if not use_input_stats:
+        if running_mean is None or running_var is None:
+            raise ValueError("instance_norm: expected running_mean and running_var with use_input_stats=False, got none")
         return batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
     _refuse_updates("instance_norm", running_mean, momentum)
     if x.ndim < 3:

@@ -201,6 +201,8 @@ def _class_losses(
     if weights is not None:
         share = share * trace.sum(trace.where(hit, weights, 0.0), -1, keepdim=True)
     losses = (checked(views.reshape(safe, [-1]), logs.shape[-1]) - trace.sum(trace.where(hit, logs, 0.0), -1, keepdim=True)) * share
+    # An ignored row has class 0, whose logarithm may be infinite.
+    losses = trace.where(counted, losses, 0.0)
     if smoothing:
         spread = logs if weights is None else logs * weights
         smooth = trace.where(counted, -trace.sum(spread, -1, keepdim=True), 0.0)
