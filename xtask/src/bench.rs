@@ -147,7 +147,8 @@ fn summary(row: &Value) -> String {
 
 /// A value as a cell.
 fn text(row: &Value, key: &str) -> String {
-    row[key].to_string().replace('"', "").replace(',', ";")
+    let text = row[key].to_string().replace('"', "");
+    if text.contains(',') { format!("\"{text}\"") } else { text }
 }
 
 fn fixed(row: &Value, key: &str) -> String {

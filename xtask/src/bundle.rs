@@ -18,7 +18,7 @@ const LIBRARIES: [&str; 1] = ["deuteron-device"];
 
 /// Flags that the scripts pass to the command: an old command is found out here, and not where GPU time is spent.
 const FLAGS: [(&str, &str); 3] = [
-    ("bench", "--device --once --plan --ladder --crossover --backward --elements --overhead --json"),
+    ("bench", "--device --once --fastest --plan --ladder --crossover --backward --elements --overhead --json"),
     ("check", "--device --cases --catalog --small --repeat --red-zones --seed"),
     ("doctor", "--device --calibrate --validate"),
 ];

@@ -93,7 +93,7 @@ pub fn cpu_matmul(root: &Path) -> Result<String> {
         Ok(rows) => rows,
         Err(missing) => return Ok(missing),
     };
-    let mut table = Table::new(["rung", "what it adds", "", "milliseconds", "GFLOP/s", "over the first"]);
+    let mut table = Table::new(["rung", "what it adds", "runs as", "milliseconds", "GFLOP/s", "over the first"]);
     for row in rows.latest(&["rows", "inner", "columns", "dtype", "rung"])? {
         let [rung, about, variant] = ["rung", "about", "variant"].map(|column| row.text(column).map(String::from));
         let (us, gflops) = (row.number("us")?, row.number("tflops")? * 1e3);

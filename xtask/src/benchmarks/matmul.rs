@@ -118,7 +118,7 @@ pub fn experts_int8(root: &Path) -> Result<String> {
         "ours",
         "over Triton",
         "ours, to int8 rows",
-        "MiB above operands and results",
+        "ours, MiB above operands and results",
     ]);
     for row in rows.latest(&["experts", "rows"])? {
         let (ours, triton) = (row.number("bf16_us")?, row.measured("triton_us")?);

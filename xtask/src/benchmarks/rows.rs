@@ -154,20 +154,31 @@ pub fn median(mut values: Vec<f64>) -> Result<f64> {
 
 /// A Markdown table.
 pub struct Table {
-    text: String,
+    header: Vec<String>,
+    rows: Vec<Vec<String>>,
 }
 
 impl Table {
     pub fn new<const N: usize>(header: [&str; N]) -> Self {
-        Self { text: format!("| {} |\n|{}\n", header.join(" | "), "---|".repeat(N)) }
+        Self { header: header.map(String::from).into(), rows: Vec::new() }
     }
 
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.text.push_str(&format!("| {} |\n", cells.join(" | ")));
+        self.rows.push(cells.into());
     }
 
+    /// The text, without columns in which nothing was measured.
     pub fn end(self) -> String {
-        self.text
+        let is_empty = |column: usize| self.rows.iter().all(|row| row.get(column).is_none_or(String::is_empty));
+        let shown: Vec<usize> =
+            (0..self.header.len()).filter(|&column| self.rows.is_empty() || !is_empty(column)).collect();
+        let line = |cells: &[String]| {
+            let cells: Vec<&str> = shown.iter().filter_map(|&column| Some(cells.get(column)?.as_str())).collect();
+            format!("| {} |\n", cells.join(" | "))
+        };
+        let rule = format!("|{}\n", "---|".repeat(shown.len()));
+        let rows: String = self.rows.iter().map(|row| line(row)).collect();
+        line(&self.header) + &rule + &rows
     }
 }
 
@@ -188,6 +199,15 @@ mod tests {
         assert_eq!(message(row.number("ms").unwrap_err()), "a.csv has no column ms");
         assert!(message(row.number("us").unwrap_err()).contains("not a number"));
         assert!(Rows::parse("a.csv", "op,us\nx\n").is_err());
+    }
+
+    #[test]
+    fn a_column_without_a_value_is_left_out() {
+        let mut table = Table::new(["", "torch", "ours"]);
+        assert_eq!(Table::new(["a", "b"]).end(), "| a | b |\n|---|---|\n");
+        table.row(["x".into(), String::new(), "1".into()]);
+        table.row(["y".into(), String::new(), String::new()]);
+        assert_eq!(table.end(), "|  | ours |\n|---|---|\n| x | 1 |\n| y |  |\n");
     }
 
     #[test]
