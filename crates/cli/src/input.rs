@@ -134,7 +134,8 @@ fn models() -> impl Iterator<Item = &'static str> {
 /// The graph whose name is nearest to a word.
 fn nearest(word: &str) -> String {
     let blocks = models().flat_map(|name| [name.to_string(), format!("{name}-block")]);
-    let all = blocks.chain(FusedOp::catalog().into_iter().map(|op| op.name().to_string()));
+    let ops = FusedOp::catalog().into_iter().map(|op| op.name().to_string());
+    let all = blocks.chain(ops).chain([MATMUL.to_string()]);
     all.min_by_key(|name| distance(&word.to_ascii_lowercase(), name)).unwrap_or_default()
 }
 

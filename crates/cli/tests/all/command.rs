@@ -193,7 +193,7 @@ fn a_ladder_ends_with_the_generated_kernel() {
     assert!(rungs.iter().all(|rung| rung["dtype"] == "bf16" && rung["tflops"].as_f64() > Some(0.0)), "{rungs:?}");
 }
 
-/// Two passes over 2 Mi elements are too much for the caches; the rung before has ordinary stores.
+/// Reading and writing 1.1 Mi elements is too much for the caches; the rung before has ordinary stores.
 #[test]
 fn a_rung_with_stores_for_large_results_is_named_after_them() {
     for (threads, name) in [("2", "prefetched_stores"), ("8", "streaming_stores")] {

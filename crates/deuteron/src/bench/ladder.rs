@@ -46,7 +46,7 @@ pub struct LadderRow {
     pub dtype: String,
     /// where it ran
     pub device: String,
-    /// the rung's file, the number of launches, or what tells it from the rung before
+    /// the rung's file, `generated`, the number of launches, or what tells it from the rung before
     pub rung: String,
     /// the improvement over the previous rung
     pub about: String,

@@ -382,7 +382,7 @@ fn a_ladder_on_a_cpu_is_of_plain_matmuls_in_f32() {
     assert!(said(MatmulCase { epilogue: MatmulEpilogue::Gelu, ..ON_CPU }).ends_with("got the epilogue gelu"));
 }
 
-/// Rows of no columns or one, results without an inner size: every loop has an end.
+/// Sizes below those of tiles and vectors, and just above them.
 #[test]
 fn rungs_of_a_matmul_on_a_cpu_take_any_sizes() {
     let engine = Engine::cpu();
