@@ -48,7 +48,7 @@ pub struct Arguments {
     /// With --emulate, run this rung of the op's ladder instead of the generated kernel
     #[arg(long, requires = "emulate")]
     rung: Option<String>,
-    /// With --emulate, run the CUDA source in this file instead: an edited output of `kernel --full`, or with --rung of `ladder --show`
+    /// With --emulate, run the CUDA source in this file instead: an edited output of `kernel --device sm_90a`, or with --rung of `ladder --show`
     #[arg(long, value_name = "FILE", requires = "emulate")]
     source: Option<PathBuf>,
     /// With --emulate, how many random orders of its threads each kernel runs in [default: 3]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget};
+use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget, with_library};
 use deuteron_codegen::{Kernel, Source};
 use deuteron_emulator::{Lanes, Schedule};
 use deuteron_graph::{Graph, NodeId};
@@ -29,9 +29,13 @@ const PROFILE: &str = "h200";
 pub struct Choice<'a> {
     /// a rung of a ladder in place of the only kernel
     pub rung: Option<&'a Rung>,
-    /// a text in place of that of the only kernel; of a rung, in place of its own part
+    /// A text in place of that of the only kernel, in which comments may stand for the device-side library; of a rung, all of it or its own
+    /// part.
     pub text: Option<String>,
 }
+
+/// Only the whole text of a rung defines its parameters.
+const PARAMETERS: &str = "struct Parameters";
 
 /// The kernels that the emulator ran, and their results.
 #[derive(Debug, Clone)]
@@ -117,8 +121,9 @@ fn kernels(
     if let Some(text) = &choice.text {
         let replaced = kernels.into_iter().map(|kernel| match kernel.source {
             Source::Cuda(source) => {
-                let own = choice.rung.and_then(|rung| rung.text()).unwrap_or_else(|| source.text.clone());
-                let text = source.text.replace(&own, text);
+                let text = with_library(text);
+                let part = choice.rung.and_then(|rung| rung.text()).filter(|_| !text.contains(PARAMETERS));
+                let text = part.map_or(text.clone(), |part| source.text.replace(&part, &text));
                 Kernel::new(Source::Cuda(CudaSource { text, ..source }), kernel.launch)
             }
             source => Kernel::new(source, kernel.launch),

@@ -70,6 +70,34 @@ fn a_kernel_prints() {
     assert!(said.contains("\nelement 770 of 771\n") && said.contains("byte 3084 was"), "{said}");
 }
 
+/// As it is printed: with the device-side library or with comments in its place, all of a rung or its own part.
+#[test]
+fn printed_sources_are_taken_as_they_are() {
+    if !has_compiler() {
+        return;
+    }
+    let folder = Folder::new();
+    let size = ["--rows", "8", "--cols", "768", "--dtype", "bf16"];
+    let shown = |words: &[&str]| folder.write("shown.cu", &printed(folder.run(words)));
+    let verified = |path: &str, rung: &[&str]| {
+        let words = ["kernel", "softmax", "--emulate", "--schedules", "1", "--source", path];
+        let said = printed(folder.run(&[&words[..], &size, rung].concat()));
+        assert!(said.contains("Verified against f64"), "{said}");
+    };
+    for full in [&[][..], &["--full"]] {
+        let kernel = ["kernel", "softmax", "--device", "sm_90a", "--no-compile"];
+        verified(&shown(&[&kernel[..], &size, full].concat()), &[]);
+        let rung = ["ladder", "softmax", "--show", "l6_row_in_registers"];
+        verified(&shown(&[&rung[..], full].concat()), &["--rung", "l6_row_in_registers"]);
+    }
+    let heads = ["--rows", "64", "--seq", "64", "--cols", "64", "--dtype", "bf16"];
+    let words = ["kernel", "attention", "--device", "sm_90a", "--no-compile"];
+    let path = shown(&[&words[..], &heads].concat());
+    let words = ["kernel", "attention", "--emulate", "--schedules", "1", "--rung", "l6_warpgroups", "--source", &path];
+    let said = printed(folder.run(&[&words[..], &heads].concat()));
+    assert!(said.contains("Verified against f64"), "{said}");
+}
+
 /// Eight rows of 64 columns, each read three times by a thread of its own: 8 sectors each time, of which 4 bytes each are used.
 #[test]
 fn accesses_are_counted() {
