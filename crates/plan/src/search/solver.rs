@@ -142,7 +142,7 @@ impl<'a> Solver<'a> {
     /// long.
     pub fn is_large(&self, set: &[Atom]) -> bool {
         let parts: BTreeSet<usize> = set.iter().map(|&atom| self.settled.part_of[atom]).collect();
-        parts.iter().map(|&part| self.settled.looks[part]).sum::<usize>() > LARGE_PART
+        are_many(parts.iter().map(|&part| self.settled.looks[part]))
     }
 
     /// Seconds by which the best plan under a restriction is slower than the settled one; `None` if there is none. Only the
@@ -387,4 +387,25 @@ fn key(count: usize, choices: &[Choice]) -> u128 {
         }
     }
     (hashers[0].finish() as u128) << 64 | hashers[1].finish() as u128
+}
+
+/// Whether these looks are more than a large part's. A part that was not searched completely counts as half of all numbers, so the
+/// sum must not wrap.
+fn are_many(looks: impl Iterator<Item = usize>) -> bool {
+    looks.fold(0, usize::saturating_add) > LARGE_PART
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_that_were_not_searched_completely_are_large() {
+        let incomplete = usize::MAX / 2;
+        for count in 1..6 {
+            assert!(are_many(std::iter::repeat_n(incomplete, count)), "{count}");
+        }
+        assert!(!are_many([LARGE_PART - 1, 1].into_iter()));
+        assert!(are_many([LARGE_PART, 1].into_iter()));
+    }
 }
