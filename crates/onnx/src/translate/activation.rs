@@ -74,7 +74,7 @@ impl<'a> Translator<'a, '_> {
     }
 
     /// `x` where it is positive, `slope x` elsewhere.
-    fn leaky(&mut self, x: Id, slope: Id) -> Result<Id, Problem> {
+    pub(super) fn leaky(&mut self, x: Id, slope: Id) -> Result<Id, Problem> {
         let scaled = self.ir.binary(BinaryOp::Mul, x, slope)?;
         if self.ir.scalar(slope).is_some_and(|slope| (0.0..=1.0).contains(&slope)) {
             return Ok(self.ir.binary(BinaryOp::Max, x, scaled)?);
@@ -96,7 +96,7 @@ impl<'a> Translator<'a, '_> {
         Ok(self.ir.select(is_positive, x, curve)?)
     }
 
-    fn hard_sigmoid(&mut self, x: Id, slope: f64, centre: f64) -> Result<Id, Problem> {
+    pub(super) fn hard_sigmoid(&mut self, x: Id, slope: f64, centre: f64) -> Result<Id, Problem> {
         let line = self.ir.scale(x, slope)?;
         let line = self.ir.offset(line, centre)?;
         let (zero, one) = (self.ir.number(0.0, x), self.ir.number(1.0, x));

@@ -56,6 +56,13 @@ impl<'a> Translator<'a, '_> {
         match call.node.op {
             "MatMul" | "FusedMatMul" => Ok(vec![self.matmul(call)?]),
             "AffineGrid" => Ok(vec![self.affine_grid(call)?]),
+            "FusedGemm" => {
+                let result = self.gemm(call)?;
+                let names = ["activation_alpha", "activation_beta", "activation_gamma"];
+                let given = |name: &str| call.attribute(name).and_then(|attribute| attribute.float);
+                let parameters: Vec<f32> = names.iter().map_while(|name| given(name)).collect();
+                Ok(vec![self.fused_activation(call, result, &parameters)?])
+            }
             _ => Ok(vec![self.gemm(call)?]),
         }
     }

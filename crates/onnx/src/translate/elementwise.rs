@@ -104,7 +104,7 @@ impl<'a> Translator<'a, '_> {
             | "Tile" | "Pad" | "DepthToSpace" | "SpaceToDepth" | "CenterCropPad" => self.view(call),
             "Gather" | "GatherND" | "GatherElements" | "TopK" | "OneHot" | "ScatterND" | "ScatterElements"
             | "Scatter" | "ReverseSequence" | "Compress" => self.index(call),
-            "MatMul" | "Gemm" | "FusedMatMul" | "AffineGrid" => self.contraction(call),
+            "MatMul" | "Gemm" | "FusedMatMul" | "FusedGemm" | "AffineGrid" => self.contraction(call),
             "BitShift" | "BitwiseNot" | "BitCast" => self.bits(call),
             "GridSample" => self.grid_sample(call),
             "RoiAlign" => self.roi_align(call),
@@ -115,8 +115,8 @@ impl<'a> Translator<'a, '_> {
             "Einsum" => self.einsum(call),
             "MatMulInteger" => self.integer_matmul(call),
             "QLinearMatMul" => Ok(vec![self.quantized_matmul(call)?]),
-            "Conv" | "ConvInteger" | "QLinearConv" | "ConvTranspose" | "MaxPool" | "AveragePool" | "LpPool"
-            | "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" | "LRN" | "Col2Im" => self.window(call),
+            "Conv" | "FusedConv" | "ConvInteger" | "QLinearConv" | "ConvTranspose" | "MaxPool" | "AveragePool"
+            | "LpPool" | "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" | "LRN" | "Col2Im" => self.window(call),
             "Resize" | "Upsample" => self.resize(call),
             "RNN" | "GRU" | "LSTM" => self.recurrent(call),
             "Loop" | "Scan" => self.unroll(call),

@@ -5,7 +5,8 @@ use deuteron_graph::{Activation, BinaryOp, Composite, UnaryOp};
 use super::attention::Heads;
 use super::call::Results;
 use super::{Call, Problem, Translator};
-use crate::ir::Kind;
+use crate::element::as_written;
+use crate::ir::{Id, Kind};
 
 impl<'a> Translator<'a, '_> {
     pub(super) fn fused(&mut self, call: &Call<'a, '_>) -> Results {
@@ -30,6 +31,46 @@ impl<'a> Translator<'a, '_> {
             ("MultiHeadAttention", _) => self.multi_head(call),
             _ => Err(Problem::Opaque("its packed operands have no counterpart".to_string())),
         }
+    }
+
+    /// `FusedConv`: a convolution, a sum with a fourth operand, and an activation.
+    pub(super) fn fused_convolution(&mut self, call: &Call<'a, '_>) -> Results {
+        let results = self.convolution(call, call.input(0)?, call.input(1)?, call.optional(2))?;
+        let [mut y] = results[..] else { return Ok(results) };
+        if let Some(other) = call.optional(3) {
+            y = self.ir.binary(BinaryOp::Add, y, other)?;
+        }
+        let parameters = call.attribute("activation_params").map(|given| given.floats.clone()).unwrap_or_default();
+        Ok(vec![self.fused_activation(call, y, &parameters)?])
+    }
+
+    /// The activation that a fused operator names, with its parameters in order.
+    pub(super) fn fused_activation(&mut self, call: &Call, x: Id, parameters: &[f32]) -> Result<Id, Problem> {
+        let parameter = |position: usize, otherwise: f64| {
+            parameters.get(position).map_or(otherwise, |&value| as_written(value.into()))
+        };
+        Ok(match call.text("activation").unwrap_or_default() {
+            "" => x,
+            "Relu" => self.ir.push(Kind::Composite(Composite::Activation(Activation::Relu)), &[x])?,
+            "Tanh" => self.ir.unary(UnaryOp::Tanh, x)?,
+            "Sigmoid" => self.ir.unary(UnaryOp::Sigmoid, x)?,
+            "LeakyRelu" => {
+                let slope = self.ir.number(parameter(0, 0.01), x);
+                self.leaky(x, slope)?
+            }
+            "Clip" => {
+                let least = self.ir.number(parameter(0, f64::NEG_INFINITY), x);
+                let most = self.ir.number(parameter(1, f64::INFINITY), x);
+                let raised = self.ir.binary(BinaryOp::Max, x, least)?;
+                self.ir.binary(BinaryOp::Min, raised, most)?
+            }
+            "HardSigmoid" => self.hard_sigmoid(x, parameter(0, 0.2), parameter(1, 0.5))?,
+            "HardSwish" => {
+                let gate = self.hard_sigmoid(x, parameter(0, 1.0 / 6.0), parameter(1, 0.5))?;
+                self.ir.binary(BinaryOp::Mul, x, gate)?
+            }
+            other => return Err(Problem::Opaque(format!("its activation `{other}` has no counterpart"))),
+        })
     }
 
     /// `MultiHeadAttention` of ONNX Runtime, where q, k and v are apart and nothing is cached.

@@ -83,6 +83,7 @@ impl<'a> Translator<'a, '_> {
     pub(super) fn window(&mut self, call: &Call<'a, '_>) -> Results {
         match call.node.op {
             "Conv" => self.convolution(call, call.input(0)?, call.input(1)?, call.optional(2)),
+            "FusedConv" => self.fused_convolution(call),
             "ConvInteger" => self.integer_convolution(call),
             "QLinearConv" => Ok(vec![self.quantized_convolution(call)?]),
             "ConvTranspose" => self.transposed_convolution(call),

@@ -485,3 +485,55 @@ fn determinants_of_small_matrices() {
     let said = refusal(Writer::default().input("x", &[2, 3]).node("Det", &["x"], "y").output("y"));
     assert_eq!(said, "Det at `y`: square matrices expected, got [2,3]");
 }
+
+/// ONNX Runtime's optimiser writes a convolution or a `Gemm` with what follows it as one operator.
+#[test]
+fn fused_operators_give_what_their_parts_do() {
+    let activations: [(&str, &[f32], &str, &[(&str, Value)]); 6] = [
+        ("Relu", &[], "Relu", &[]),
+        ("Tanh", &[], "Tanh", &[]),
+        ("Sigmoid", &[], "Sigmoid", &[]),
+        ("LeakyRelu", &[0.25], "LeakyRelu", &[("alpha", Value::Float(0.25))]),
+        ("HardSigmoid", &[0.3, 0.4], "HardSigmoid", &[("alpha", Value::Float(0.3)), ("beta", Value::Float(0.4))]),
+        ("HardSwish", &[], "HardSwish", &[]),
+    ];
+    let (x, z) = (numbers(2 * 3 * 5 * 4), numbers(2 * 4 * 5 * 4));
+    let pads = || ("pads", Value::Ints(&[1, 1, 1, 1]));
+    let image = || {
+        Writer::default()
+            .input("x", &[2, 3, 5, 4])
+            .input("z", &[2, 4, 5, 4])
+            .weight("w", &[4, 3, 3, 3])
+            .weight("b", &[4])
+    };
+    let data = [("x", &x[..]), ("z", &z[..])];
+    for (name, parameters, op, attributes) in activations {
+        let parts = image()
+            .call("Conv", &["x", "w", "b"], &["c"], &[pads()])
+            .node("Add", &["c", "z"], "sum")
+            .call(op, &["sum"], &["y"], attributes)
+            .output("y");
+        let fused = [pads(), ("activation", Value::Text(name)), ("activation_params", Value::Floats(parameters))];
+        let whole =
+            image().domain_call("com.microsoft", "FusedConv", &["x", "w", "b", "z"], &["y"], &fused).output("y");
+        let (got, expected) = (evaluated(whole, &data), evaluated(parts, &data));
+        assert_eq!(got[0].0, expected[0].0, "{name}");
+        near(&got[0].1, &expected[0].1);
+    }
+    let bounded = [("activation", Value::Text("Clip")), ("activation_params", Value::Floats(&[-0.5, 0.5]))];
+    let whole = image().domain_call("com.microsoft", "FusedConv", &["x", "w"], &["y"], &bounded).output("y");
+    let parts = image().node("Conv", &["x", "w"], "c").scalar("least", -0.5).scalar("most", 0.5);
+    let parts = parts.node("Clip", &["c", "least", "most"], "y").output("y");
+    near(&evaluated(whole, &data)[0].1, &evaluated(parts, &data)[0].1);
+
+    let matrix = || Writer::default().input("x", &[3, 5]).weight("w", &[5, 4]).weight("b", &[4]);
+    let fused = [("activation", Value::Text("LeakyRelu")), ("activation_alpha", Value::Float(0.25))];
+    let whole = matrix().domain_call("com.microsoft", "FusedGemm", &["x", "w", "b"], &["y"], &fused).output("y");
+    let parts = matrix().node("Gemm", &["x", "w", "b"], "g");
+    let parts = parts.call("LeakyRelu", &["g"], &["y"], &[("alpha", Value::Float(0.25))]).output("y");
+    near(&evaluated(whole, &[("x", &x[..15])])[0].1, &evaluated(parts, &[("x", &x[..15])])[0].1);
+
+    let unknown = [("activation", Value::Text("Strange"))];
+    let said = refusal(image().domain_call("com.microsoft", "FusedConv", &["x", "w"], &["y"], &unknown).output("y"));
+    assert!(said.contains("its activation `Strange` has no counterpart"), "{said}");
+}

@@ -59,6 +59,7 @@ pub enum Value<'a> {
     Int(i64),
     Float(f32),
     Ints(&'a [i64]),
+    Floats(&'a [f32]),
     Text(&'a str),
     Graph(Message),
     /// The attribute of the surrounding function's call.
@@ -178,6 +179,7 @@ pub fn node(op: &str, domain: &str, inputs: &[&str], outputs: &[&str], attribute
                 Value::Ints(values) => {
                     values.iter().fold(attribute, |attribute, &value| attribute.number(8, value as u64))
                 }
+                Value::Floats(values) => values.iter().fold(attribute, |attribute, &value| attribute.float(7, value)),
                 Value::Text(text) => attribute.text(4, text),
                 Value::Graph(graph) => attribute.message(6, graph),
                 Value::Reference(name) => attribute.text(21, name),
