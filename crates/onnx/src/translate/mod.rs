@@ -82,20 +82,30 @@ pub(crate) fn translate(file: &[u8], options: &Options) -> Result<Translated, On
     if opset < 7 && !graph.nodes.iter().all(|node| UNCHANGED.contains(&node.op)) {
         return Err(OnnxError::Opset { got: opset });
     }
-    let mut first: Option<(OnnxError, Translator)> = None;
+    let mut first: Option<(Result<(), OnnxError>, Translator)> = None;
     for guess in sizes::GUESSES {
         // Another guess may fit where the first does not.
         if first.as_ref().is_some_and(|(_, translator)| !translator.sizes.depends_on(guess)) {
             continue;
         }
         let mut translator = Translator::new(file, &model, options, opset, guess);
-        let Err(error) = translator.top(graph) else { return Ok(translator.finish(graph)) };
-        if let (Some(fixed), Some(asked)) = (translator.sizes.changed_batch(), options.batch) {
+        let outcome = translator.top(graph);
+        if outcome.is_ok() && !translator.has_misfit {
+            return Ok(translator.finish(graph));
+        }
+        if let (Err(error), Some(fixed), Some(asked)) = (&outcome, translator.sizes.changed_batch(), options.batch) {
             return Err(OnnxError::FixedBatch { fixed, asked, why: error.to_string() });
         }
-        first.get_or_insert((error, translator));
+        // A file with a branch that is only described is better than none.
+        if first.as_ref().is_none_or(|(before, _)| before.is_err() && outcome.is_ok()) {
+            first = Some((outcome, translator));
+        }
     }
-    Err(first.map_or(OnnxError::NoGraph, |(error, _)| error))
+    match first {
+        Some((Ok(()), translator)) => Ok(translator.finish(graph)),
+        Some((Err(error), _)) => Err(error),
+        None => Err(OnnxError::NoGraph),
+    }
 }
 
 /// Operators that mean in every set what they mean now; their attributes that no longer exist are refused as such.
@@ -145,6 +155,8 @@ pub(crate) struct Translator<'a, 'm> {
     settled: HashMap<Id, Option<Rc<Constant>>>,
     /// Names read and written so far, functions inlined.
     work: usize,
+    /// Whether neither branch of an `If` fits the sizes, so that it is only described.
+    has_misfit: bool,
 }
 
 impl<'a, 'm> Translator<'a, 'm> {
@@ -167,6 +179,7 @@ impl<'a, 'm> Translator<'a, 'm> {
             floats: HashMap::new(),
             settled: HashMap::new(),
             work: 0,
+            has_misfit: false,
         }
     }
 

@@ -81,7 +81,12 @@ impl<'a, 'm> Translator<'a, 'm> {
         let (depth, opset) = (self.scopes.len(), self.opset);
         let mut outcomes = Vec::new();
         for name in ["then_branch", "else_branch"] {
+            let had_misfit = self.has_misfit;
             outcomes.push(self.branch_results(call, node, name));
+            // What is within a branch that is left out does not matter.
+            if !matches!(outcomes.last(), Some(Ok(Some(_)))) {
+                self.has_misfit = had_misfit;
+            }
             self.scopes.truncate(depth);
             self.opset = opset;
         }
@@ -106,6 +111,11 @@ impl<'a, 'm> Translator<'a, 'm> {
                 self.notes
                     .push(format!("`{}` is taken to be false: the other branch does not fit ({error})", node.label()));
                 left
+            }
+            (Some(Err(error)), Some(Err(_))) => {
+                self.notes.push(format!("neither branch of `{}` fits the sizes ({error})", node.label()));
+                self.has_misfit = true;
+                return Ok(false);
             }
             _ => return Ok(false),
         };

@@ -22,8 +22,8 @@ pub(super) struct Guess {
 const FIRST: Guess = Guess { image: (224, 224), sequence: 128 };
 
 /// What is tried in turn: images of classifiers, of lines of text, of detectors; sequences of audio, and of models whose tables of
-/// positions are short.
-pub(super) const GUESSES: [Guess; 10] = [
+/// positions are short; a second of sound for models that cut samples into frames themselves.
+pub(super) const GUESSES: [Guess; 11] = [
     FIRST,
     Guess { image: (48, 320), ..FIRST },
     Guess { image: (32, 320), ..FIRST },
@@ -34,6 +34,7 @@ pub(super) const GUESSES: [Guess; 10] = [
     Guess { sequence: 64, ..FIRST },
     Guess { sequence: 16, ..FIRST },
     Guess { sequence: 8, ..FIRST },
+    Guess { sequence: SAMPLES, ..FIRST },
 ];
 
 /// What an open dimension counts.

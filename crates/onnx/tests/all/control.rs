@@ -223,3 +223,43 @@ fn scans_that_do_not_fit_are_refused() {
     let said = refusal(scanned(&[3, 2], &[3, 2], &[("num_scan_outputs", Value::Int(1))]));
     assert_eq!(said, "Scan at `last`: attributes of the operator set's schema expected, got `num_scan_outputs`");
 }
+
+/// A branch that fits at a length of 128 is computed at once; where no branch does, a length that fits one is looked for. If there is
+/// none, the stated shape is enough.
+#[test]
+fn a_length_that_fits_a_branch_is_looked_for() {
+    let branch = |frames: &[i64], op: &str| {
+        let body = Writer::default().ints("frames", frames).node("Reshape", &["x", "frames"], "cut");
+        let body = body.call("ReduceSum", &["cut"], &["sum"], &[("keepdims", Value::Int(0))]);
+        body.node(op, &["sum"], "inner").output("inner").graph
+    };
+    let writer = |first: &[i64], second: &[i64]| {
+        let branches =
+            [("then_branch", Value::Graph(branch(first, "Neg"))), ("else_branch", Value::Graph(branch(second, "Exp")))];
+        Writer::default()
+            .typed_input("x", F32, &[Size::Is(1), Size::Open])
+            .typed_input("rate", BOOL, &[])
+            .call("If", &["rate"], &["chosen"], &branches)
+            .stated("chosen", &[])
+            .node("Tanh", &["chosen"], "y")
+            .output("y")
+    };
+    let length = |first: &[i64], second: &[i64]| {
+        let imported = import(&writer(first, second).finish(), &Options::default()).unwrap();
+        let text = imported.graph.to_string();
+        let size =
+            text.split_once("x = input f32[1,").and_then(|(_, rest)| rest.split_once(']')).unwrap().0.to_string();
+        (size, imported.opaque.len(), imported.notes)
+    };
+    let (size, described, _) = length(&[-1, 64], &[-1, 200]);
+    assert_eq!((size.as_str(), described), ("128", 0));
+    // 512 is the first guess that both divide.
+    let (size, described, _) = length(&[-1, 256], &[-1, 512]);
+    assert_eq!((size.as_str(), described), ("512", 0));
+    let (size, described, notes) = length(&[-1, 7], &[-1, 11]);
+    assert_eq!((size.as_str(), described), ("128", 1));
+    assert!(
+        notes.iter().any(|note| note.starts_with("neither branch of `chosen` fits the sizes (Reshape")),
+        "{notes:?}"
+    );
+}

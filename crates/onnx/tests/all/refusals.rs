@@ -137,6 +137,19 @@ fn states_of_recurrent_layers_have_a_batch() {
     }
 }
 
+/// Without a name that says so, an axis may count samples of sound: a second of it is tried where shorter sequences do not fit.
+#[test]
+fn a_second_of_sound_is_tried_last() {
+    let writer = Writer::default()
+        .typed_input("x", F32, &[Size::Is(1), Size::Open])
+        .ints("frames", &[-1, 1000])
+        .node("Reshape", &["x", "frames"], "y")
+        .output("y");
+    let imported = import(&writer.finish(), &Options::default()).unwrap();
+    assert!(imported.graph.to_string().contains("x = input f32[1,16000]"), "{}", imported.graph);
+    assert_eq!(imported.notes, ["the file leaves `x.1` open: 16000 is assumed (--dim x.1=N, --seq)"]);
+}
+
 #[test]
 fn sizes_have_to_be_known() {
     let writer = || {
