@@ -52,9 +52,9 @@ impl Strip {
 
 /// The operations that `write` records for a target.
 pub fn record(target: Target, program: &TileProgram, write: impl FnOnce(&dyn Notes)) -> Vec<Op> {
-    let code = Code::default();
+    let code = Code::new(target == Target::Avx512 { picks_bytes: true });
     match target {
-        Target::Avx512 => write(&Lowering { simd: Recorder512(&code), code: &code, program }),
+        Target::Avx512 { .. } => write(&Lowering { simd: Recorder512(&code), code: &code, program }),
         Target::Avx2 => write(&Lowering { simd: Recorder256(&code), code: &code, program }),
     }
     code.finish(target.is_avx512())

@@ -27,6 +27,8 @@ pub enum Two {
     /// `a` where it is the smaller one, else `b`
     Lesser,
     Greater,
+    /// The larger one of integers.
+    GreaterInt,
     /// `a * 2^floor(b)`
     Scale,
     AddInt,
@@ -38,16 +40,51 @@ pub enum Two {
     MulEven,
     /// Even lanes of the first, odd lanes of the second.
     EvenOdd,
+    /// The bytes of `b` whose numbers are the bytes of `a`, one of [`Bytes`]; only with AVX-512 and VBMI.
+    PickBytes,
+}
+
+/// Numbers of bytes of a vector of 16 lanes: a conversion between their elements and elements of other sizes in one instruction, where
+/// conversions and shifts take two or three.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bytes {
+    /// 16-bit elements go to the upper halves of lanes. The lower halves are bytes of the vector's upper half, which are 0.
+    ToUpperHalves,
+    UpperHalves,
+    LowerHalves,
+    Lowest,
+}
+
+impl Bytes {
+    pub fn numbers(self) -> [u8; 64] {
+        let mut numbers = [0; 64];
+        for lane in 0..16 {
+            match self {
+                Bytes::ToUpperHalves => {
+                    numbers[4 * lane..][..4].copy_from_slice(&[63, 63, 2 * lane as u8, 2 * lane as u8 + 1])
+                }
+                Bytes::UpperHalves => {
+                    numbers[2 * lane..][..2].copy_from_slice(&[4 * lane as u8 + 2, 4 * lane as u8 + 3])
+                }
+                Bytes::LowerHalves => numbers[2 * lane..][..2].copy_from_slice(&[4 * lane as u8, 4 * lane as u8 + 1]),
+                Bytes::Lowest => numbers[lane] = 4 * lane as u8,
+            }
+        }
+        numbers
+    }
 }
 
 impl Two {
     pub fn commutes(self) -> bool {
-        matches!(self, Two::Add | Two::Mul | Two::AddInt | Two::And | Two::Or | Two::Xor | Two::MulEven)
+        matches!(
+            self,
+            Two::Add | Two::GreaterInt | Two::Mul | Two::AddInt | Two::And | Two::Or | Two::Xor | Two::MulEven
+        )
     }
 
     /// Whether its instruction of AVX-512 may leave lanes as they are.
     fn has_mask(self) -> bool {
-        !matches!(self, Two::MulEven | Two::EvenOdd | Two::Div)
+        !matches!(self, Two::MulEven | Two::EvenOdd | Two::Div | Two::PickBytes)
     }
 }
 
@@ -80,10 +117,21 @@ pub enum One {
     NarrowHalf,
 }
 
+/// Three operands to one result, bit by bit; only with AVX-512.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Three {
+    /// `a ^ b ^ c`
+    Xor,
+    /// `a | b & c`
+    OrAnd,
+}
+
 /// A comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
     Less,
+    /// Also where one is a NaN; only with AVX-512.
+    NotLess,
     LessOrEqual,
     Equal,
     LessInt,
@@ -99,6 +147,8 @@ pub enum Op {
     Const(u32),
     /// 0, 1, 2, ...
     CountUp,
+    /// Numbers of bytes.
+    Bytes(Bytes),
     /// A scalar of the row, in all lanes.
     Scalar(u16),
     /// A scalar of all rows in flight, a lane each.
@@ -113,6 +163,8 @@ pub enum Op {
     Column,
     /// Whether random numbers keep an element, as 1 or 0.
     Keep(u16),
+    /// The same as a truth value; only with AVX-512.
+    IsKept(u16),
     /// The low (0) or high (1) half of the number of a block of random words, in all lanes.
     Block(u8),
     /// The lanes that a reduction gathers from this vector.
@@ -133,8 +185,7 @@ pub enum Op {
     SelectTwo(Two, [Value; 4]),
     /// The first, but where the second is a NaN, that one, quiet.
     KeepNan(Value, Value),
-    /// `a ^ b ^ c`
-    Xor3(Value, Value, Value),
+    Three(Three, Value, Value, Value),
     /// Effect: elements of an argument, as they are stored.
     Store(u16, Value),
     /// Effect: lanes of a kept row.
@@ -157,7 +208,7 @@ impl Op {
         let operands = match self {
             Op::SelectTwo(_, all) => all.map(Some),
             Op::Two(_, a, b) | Op::Compare(_, a, b) | Op::KeepNan(a, b) => [Some(a), Some(b), None, None],
-            Op::MulAdd(a, b, c) | Op::NegMulAdd(a, b, c) | Op::Select(a, b, c) | Op::Xor3(a, b, c) => {
+            Op::MulAdd(a, b, c) | Op::NegMulAdd(a, b, c) | Op::Select(a, b, c) | Op::Three(_, a, b, c) => {
                 [Some(a), Some(b), Some(c), None]
             }
             Op::One(_, a) => [Some(a), None, None, None],
@@ -184,7 +235,12 @@ impl Op {
 
     /// Can be recomputed at any time without a register.
     pub fn is_leaf(self) -> bool {
-        matches!(self, Op::Const(_) | Op::CountUp | Op::Scalar(_))
+        matches!(self, Op::Const(_) | Op::CountUp | Op::Bytes(_) | Op::Scalar(_))
+    }
+
+    /// Makes truth values, of which there are few registers.
+    pub fn is_question(self) -> bool {
+        matches!(self, Op::Compare(..) | Op::IsKept(_))
     }
 
     fn touches_memory(self) -> bool {
@@ -193,12 +249,18 @@ impl Op {
 }
 
 /// Operations in order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Code {
     ops: RefCell<Vec<Op>>,
+    /// Whether [`Two::PickBytes`] may be recorded.
+    picks_bytes: bool,
 }
 
 impl Code {
+    pub fn new(picks_bytes: bool) -> Code {
+        Code { ops: RefCell::default(), picks_bytes }
+    }
+
     /// Records an operation; equal operations share a value.
     pub fn push(&self, op: Op) -> Value {
         let mut ops = self.ops.borrow_mut();
@@ -224,6 +286,11 @@ impl Code {
             (Two::Xor, Op::Const(0), _) => Some(b),
             _ => None,
         }
+    }
+
+    /// Picks bytes of a value, where the CPU has the instruction.
+    fn picked(&self, bytes: Bytes, from: Value) -> Option<Value> {
+        self.picks_bytes.then(|| self.push(Op::Two(Two::PickBytes, self.push(Op::Bytes(bytes)), from)))
     }
 
     /// The recorded operations, without unused values; with `merges`, some as one instruction that only AVX-512 has.
@@ -255,6 +322,24 @@ fn merge(ops: &mut [Op]) {
     let mut readers = vec![0; ops.len()];
     ops.iter().flat_map(|op| op.operands()).for_each(|operand| readers[operand.index()] += 1);
     for at in 0..ops.len() {
+        if let Op::Select(mask, yes, no) = ops[at]
+            && readers[mask.index()] == 1
+        {
+            let is_zero = |value: Value| ops[value.index()] == Op::Const(0);
+            // Selections of 0 where the question is denied: an instruction with a mask makes zeros.
+            let denied = match ops[mask.index()] {
+                Op::Compare(Question::Equal, kept, zero) if is_zero(zero) => match ops[kept.index()] {
+                    Op::Keep(keep) => Some(Op::IsKept(keep)),
+                    _ => None,
+                },
+                Op::Compare(Question::Less, a, b) if is_zero(yes) => Some(Op::Compare(Question::NotLess, a, b)),
+                _ => None,
+            };
+            if let Some(denied) = denied {
+                ops[mask.index()] = denied;
+                ops[at] = Op::Select(mask, no, yes);
+            }
+        }
         let only = |value: Value| (readers[value.index()] == 1).then_some(ops[value.index()]);
         let merged = match ops[at] {
             Op::Select(mask, yes, no) => match only(yes) {
@@ -262,8 +347,13 @@ fn merge(ops: &mut [Op]) {
                 _ => None,
             },
             Op::Two(Two::Xor, a, b) => match (only(a), only(b)) {
-                (Some(Op::Two(Two::Xor, c, d)), _) => Some(Op::Xor3(b, c, d)),
-                (_, Some(Op::Two(Two::Xor, c, d))) => Some(Op::Xor3(a, c, d)),
+                (Some(Op::Two(Two::Xor, c, d)), _) => Some(Op::Three(Three::Xor, b, c, d)),
+                (_, Some(Op::Two(Two::Xor, c, d))) => Some(Op::Three(Three::Xor, a, c, d)),
+                _ => None,
+            },
+            Op::Two(Two::Or, a, b) => match (only(a), only(b)) {
+                (Some(Op::Two(Two::And, c, d)), _) => Some(Op::Three(Three::OrAnd, b, c, d)),
+                (_, Some(Op::Two(Two::And, c, d))) => Some(Op::Three(Three::OrAnd, a, c, d)),
                 _ => None,
             },
             _ => None,
@@ -283,7 +373,7 @@ pub fn rename(op: Op, to: &[Value]) -> Op {
         Op::Select(mask, a, b) => Op::Select(to(mask), to(a), to(b)),
         Op::SelectTwo(what, all) => Op::SelectTwo(what, all.map(to)),
         Op::KeepNan(a, b) => Op::KeepNan(to(a), to(b)),
-        Op::Xor3(a, b, c) => Op::Xor3(to(a), to(b), to(c)),
+        Op::Three(what, a, b, c) => Op::Three(what, to(a), to(b), to(c)),
         Op::Store(arg, a) => Op::Store(arg, to(a)),
         Op::Keeping(row, a) => Op::Keeping(row, to(a)),
         Op::AddColumn(at, a) => Op::AddColumn(at, to(a)),
@@ -358,7 +448,13 @@ macro_rules! recorder {
             fn and(self, a: Value, b: Value) -> Value { self.two(Two::And, a, b) }
             fn or(self, a: Value, b: Value) -> Value { self.two(Two::Or, a, b) }
             fn xor(self, a: Value, b: Value) -> Value { self.two(Two::Xor, a, b) }
-            fn shift_left<const N: u32>(self, a: Value) -> Value { self.one(One::ShiftLeft(N as u8), a) }
+            fn shift_left<const N: u32>(self, a: Value) -> Value {
+                let picked = match self.0.op(a) {
+                    Op::One(One::ZeroExtend, elements) if N == 16 => self.0.picked(Bytes::ToUpperHalves, elements),
+                    _ => None,
+                };
+                picked.unwrap_or_else(|| self.one(One::ShiftLeft(N as u8), a))
+            }
             fn shift_right<const N: u32>(self, a: Value) -> Value { self.one(One::ShiftRight(N as u8), a) }
             fn shift_right_signed<const N: u32>(self, a: Value) -> Value { self.one(One::ShiftRightSigned(N as u8), a) }
             fn less_int(self, a: Value, b: Value) -> Value { self.compare(Question::LessInt, a, b) }
@@ -371,9 +467,18 @@ macro_rules! recorder {
             fn to_int(self, a: Value) -> Value { self.one(One::ToInt, a) }
             fn to_float(self, a: Value) -> Value { self.one(One::ToFloat, a) }
             fn zero_extend(self, a: Value) -> Value { self.one(One::ZeroExtend, a) }
-            fn truncate(self, a: Value) -> Value { self.one(One::Truncate, a) }
+            fn truncate(self, a: Value) -> Value {
+                let picked = match self.0.op(a) {
+                    Op::One(One::ShiftRight(16), lanes) => self.0.picked(Bytes::UpperHalves, lanes),
+                    _ => self.0.picked(Bytes::LowerHalves, a),
+                };
+                picked.unwrap_or_else(|| self.one(One::Truncate, a))
+            }
             fn sign_extend(self, a: Value) -> Value { self.one(One::SignExtend, a) }
-            fn truncate_to_byte(self, a: Value) -> Value { self.one(One::TruncateByte, a) }
+            fn truncate_to_byte(self, a: Value) -> Value {
+                self.0.picked(Bytes::Lowest, a).unwrap_or_else(|| self.one(One::TruncateByte, a))
+            }
+            fn max_of_sizes(self, a: Value, b: Value) -> Value { self.two(Two::GreaterInt, a, b) }
             fn widen_f16(self, a: Value) -> Value { self.one(One::WidenHalf, a) }
             fn narrow_f16(self, a: Value) -> Value { self.one(One::NarrowHalf, a) }
             $($more)*
@@ -383,12 +488,11 @@ macro_rules! recorder {
 
 recorder!(Recorder256, 8, {});
 recorder!(Recorder512, 16, {
-    const VANISHING: f32 = f32::NEG_INFINITY;
     fn reciprocal_from_one(self, d: Value) -> Value {
         let estimate = self.one(One::Estimate, d);
         let error = self.neg_mul_add(d, estimate, self.splat(1.0));
-        let finite = self.less(d, self.splat(f32::INFINITY));
-        self.select(finite, self.mul_add(estimate, error, estimate), estimate)
+        let number = self.greater(error, self.splat(-1.0));
+        self.mul_add(number, estimate, estimate)
     }
     fn scale(self, p: Value, n: Value) -> Value {
         self.two(Two::Scale, p, n)
@@ -400,7 +504,7 @@ recorder!(Recorder512, 16, {
         self.two(Two::Scale, p, y)
     }
     fn clamp_exponent(self, y: Value) -> Value {
-        y
+        self.greater(self.splat(-126.0), y)
     }
     fn less_unsigned(self, a: Value, b: Value) -> Value {
         self.compare(Question::LessUnsigned, a, b)

@@ -22,7 +22,10 @@ const MASKS: std::ops::Range<u8> = 2..7;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// AVX-512 (F, BW, DQ, VL) and BMI2: 16 lanes
-    Avx512,
+    Avx512 {
+        /// VBMI
+        picks_bytes: bool,
+    },
     /// AVX2, FMA, F16C and BMI2: 8 lanes
     Avx2,
 }
@@ -31,7 +34,7 @@ impl Target {
     /// Of a vector.
     pub(super) fn size(self) -> Size {
         match self {
-            Target::Avx512 => Size::Zmm,
+            Target::Avx512 { .. } => Size::Zmm,
             Target::Avx2 => Size::Ymm,
         }
     }
@@ -39,7 +42,7 @@ impl Target {
     /// Lanes of a vector.
     pub fn width(self) -> usize {
         match self {
-            Target::Avx512 => 16,
+            Target::Avx512 { .. } => 16,
             Target::Avx2 => 8,
         }
     }
@@ -47,14 +50,14 @@ impl Target {
     /// Vector registers for values. With AVX2, the last one holds the mask of the tail.
     pub fn registers(self) -> u8 {
         match self {
-            Target::Avx512 => 32,
+            Target::Avx512 { .. } => 32,
             Target::Avx2 => 15,
         }
     }
 
     /// Whether it is AVX-512.
     pub fn is_avx512(self) -> bool {
-        self == Target::Avx512
+        matches!(self, Target::Avx512 { .. })
     }
 }
 
@@ -292,11 +295,11 @@ impl Walk<'_> {
             return Operand::Memory(slot.memory());
         }
         match (self.ops[value.index()], self.target) {
-            (Op::Const(bits), Target::Avx512) => {
+            (Op::Const(bits), Target::Avx512 { .. }) => {
                 Operand::Broadcast(Memory::constant(self.assembler.constant(&bits.to_le_bytes())))
             }
             (Op::Const(bits), Target::Avx2) => Operand::Memory(self.repeated(bits)),
-            (Op::Scalar(scalar), Target::Avx512) => Operand::Broadcast(self.frame.scalar(scalar)),
+            (Op::Scalar(scalar), Target::Avx512 { .. }) => Operand::Broadcast(self.frame.scalar(scalar)),
             _ => Operand::Register(self.vector(value)),
         }
     }
@@ -336,7 +339,7 @@ impl Walk<'_> {
     }
 
     fn is_mask(&self, value: Value) -> bool {
-        self.target.is_avx512() && matches!(self.ops[value.index()], Op::Compare(..))
+        self.target.is_avx512() && self.ops[value.index()].is_question()
     }
 
     /// The register for the result of an operation whose operands are all read before it is written.
@@ -390,6 +393,10 @@ pub fn load_leaf(assembler: &mut Assembler, target: Target, frame: &Frame, op: O
         Op::Scalar(scalar) => {
             let from = Operand::Memory(frame.scalar(scalar));
             assembler.vector(x86::VBROADCASTSS, size, Masked::All, (to, 0, from), None);
+        }
+        Op::Bytes(bytes) => {
+            let from = Operand::Memory(Memory::constant(assembler.constant(&bytes.numbers())));
+            assembler.vector(x86::VMOVUPS, size, Masked::All, (to, 0, from), None);
         }
         Op::CountUp => {
             let lanes: Vec<u8> = (0..target.width() as u32).flat_map(u32::to_le_bytes).collect();

@@ -55,7 +55,7 @@ fn end_of_turn(ops: &[Op], start: usize) -> usize {
             Op::Gathered(reduction) => {
                 ops.iter().skip(at).position(|op| matches!(*op, Op::Gather(into, _) if into == reduction))
             }
-            Op::Compare(..) => {
+            op if op.is_question() => {
                 let last = ops.iter().rposition(|op| op.operands().any(|operand| operand == value));
                 last.map(|last| last - at).filter(|&distance| distance <= NEAR)
             }

@@ -97,6 +97,10 @@ impl Arithmetic for Avx2 {
             let low = _mm256_and_si256(a, _mm256_set1_epi32(0xffff));
             _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256::<1>(low))
         }
+        /// As integers, sizes are in the same order, with NaN above infinity.
+        fn max_of_sizes(self, a: __m256, b: __m256) -> __m256 {
+            _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
+        }
         fn sign_extend(self, a: __m128i) -> __m256i { _mm256_cvtepi8_epi32(a) }
         fn truncate_to_byte(self, a: __m256i) -> __m128i {
             let half = self.truncate(_mm256_and_si256(a, _mm256_set1_epi32(0xff)));

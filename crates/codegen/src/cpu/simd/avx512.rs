@@ -37,7 +37,6 @@ macro_rules! register {
 
 impl Arithmetic for Avx512 {
     const WIDTH: usize = 16;
-    const VANISHING: f32 = f32::NEG_INFINITY;
     type Float = __m512;
     type Int = __m512i;
     type Mask = __mmask16;
@@ -104,9 +103,12 @@ impl Arithmetic for Avx512 {
         fn reciprocal_from_one(self, d: __m512) -> __m512 {
             let estimate = _mm512_rcp14_ps(d);
             let error = _mm512_fnmadd_ps(d, estimate, _mm512_set1_ps(1.0));
-            // For d = inf the error is inf * 0: the estimate, 0, stays.
-            let finite = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(d, _mm512_set1_ps(f32::INFINITY));
-            _mm512_mask_fmadd_ps(estimate, finite, error, estimate)
+            // For d = inf the error is inf * 0, a NaN, for which the instruction gives its second operand; the estimate, 0, stays 0.
+            _mm512_fmadd_ps(_mm512_max_ps(error, _mm512_set1_ps(-1.0)), estimate, estimate)
+        }
+        /// As integers, sizes are in the same order, with NaN above infinity.
+        fn max_of_sizes(self, a: __m512, b: __m512) -> __m512 {
+            _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)))
         }
         fn scale(self, p: __m512, n: __m512) -> __m512 { _mm512_scalef_ps(p, n) }
         fn fraction(self, y: __m512) -> __m512 { _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(y) }
@@ -116,9 +118,10 @@ impl Arithmetic for Avx512 {
             _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)
         }
     }
+    /// The next two take any exponent, but a power that is a denormal, or falls a little below the smallest one, takes the CPU 500 cycles.
     #[inline(always)]
     fn clamp_exponent(self, y: __m512) -> __m512 {
-        y // the next two take any exponent
+        self.greater(self.splat(-126.0), y)
     }
 }
 

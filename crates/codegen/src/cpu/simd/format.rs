@@ -147,12 +147,25 @@ impl HalfFormat for BrainFloat {
     }
     #[inline(always)]
     fn narrow<S: Arithmetic>(simd: S, a: S::Float) -> S::Half {
-        let bits = simd.bits(a);
-        let odd = simd.and(simd.shift_right::<16>(bits), simd.splat_int(1));
-        let rounded = simd.add_int(simd.add_int(bits, simd.splat_int(0x7fff)), odd);
-        // Rounding could carry a NaN into infinity, or cut its payload to one: set the quiet bit instead.
-        simd.truncate(simd.shift_right::<16>(simd.or_quiet_nan(rounded, a)))
+        simd.truncate(simd.shift_right::<16>(rounded_to_upper_half(simd, a)))
     }
+    #[inline(always)]
+    fn round<S: Arithmetic>(simd: S, a: S::Float) -> S::Float {
+        let upper = simd.splat_int(0xffff_0000_u32 as i32);
+        simd.reinterpret(simd.and(rounded_to_upper_half(simd, a), upper))
+    }
+}
+
+/// Bits whose upper half is the nearest bf16, ties to even; the lower half is anything.
+#[inline(always)]
+fn rounded_to_upper_half<S: Arithmetic>(simd: S, a: S::Float) -> S::Int {
+    let bits = simd.bits(a);
+    let odd = simd.and(simd.shift_right::<16>(bits), simd.splat_int(1));
+    // `odd` is to be added. Setting bit 0 does the same to the upper half: where the bit is set already the value is not halfway between two
+    // results, and a carry needs no 1 more. AVX-512 has one instruction for both operations.
+    let rounded = simd.add_int(simd.or(bits, odd), simd.splat_int(0x7fff));
+    // Rounding could carry a NaN into infinity, or cut its payload to one: set the quiet bit instead.
+    simd.or_quiet_nan(rounded, a)
 }
 
 /// Signed bytes.
@@ -167,9 +180,9 @@ impl ByteFormat for SignedByte {
     }
     #[inline(always)]
     fn narrow<S: Arithmetic>(simd: S, a: S::Float) -> S::Byte {
-        let number = simd.select(simd.equal(a, a), a, simd.splat(0.0));
-        let clamped = simd.lesser(simd.splat(127.0), simd.greater(simd.splat(-128.0), number));
-        simd.truncate_to_byte(simd.to_int(clamped))
+        // The selection follows the maximum, which AVX-512 does under its mask.
+        let least = simd.select(simd.equal(a, a), simd.greater(simd.splat(-128.0), a), simd.splat(0.0));
+        simd.truncate_to_byte(simd.to_int(simd.lesser(simd.splat(127.0), least)))
     }
 }
 

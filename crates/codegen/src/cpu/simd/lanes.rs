@@ -55,8 +55,6 @@ pub trait Kernel {
 pub trait Arithmetic: Copy {
     /// Lanes of a vector: a divisor of 16.
     const WIDTH: usize;
-    /// An exponent for which [`Arithmetic::scale`] gives 0, without a denormal on the way.
-    const VANISHING: f32 = -254.0;
     /// `f32` lanes.
     type Float: Copy;
     /// `i32` lanes, also seen as `u32` and as bits.
@@ -166,6 +164,12 @@ pub trait Arithmetic: Copy {
         self.select(self.equal(a, a), self.greater(a, b), a)
     }
 
+    /// The larger one of two numbers without sign; NaN if either is NaN.
+    #[inline(always)]
+    fn max_of_sizes(self, a: Self::Float, b: Self::Float) -> Self::Float {
+        self.max(a, b)
+    }
+
     /// The smaller one; NaN if either is NaN.
     #[inline(always)]
     fn min(self, a: Self::Float, b: Self::Float) -> Self::Float {
@@ -203,8 +207,7 @@ pub trait Arithmetic: Copy {
         self.div(self.splat(1.0), d)
     }
 
-    /// `p * 2^n` for a whole `n` in `[-252, 252]` and `p` near 1; over- and underflow come out as in IEEE 754. 0 if `n` is
-    /// [`Arithmetic::VANISHING`].
+    /// `p * 2^n` for a whole `n` in `[-252, 252]` and `p` near 1; over- and underflow come out as in IEEE 754.
     #[inline(always)]
     fn scale(self, p: Self::Float, n: Self::Float) -> Self::Float {
         // Two factors, because 2^n alone is out of range where p * 2^n is still finite, or still a denormal.

@@ -63,6 +63,8 @@ pub struct Isa {
     proof: Proof,
     /// Tile programs are interpreted, whether or not machine code can be made of them.
     interprets: bool,
+    /// Machine code has no instructions that only some CPUs with the instruction set have.
+    is_plain: bool,
 }
 
 /// The variants hold the tokens that the vector methods take, so none exists without its detection.
@@ -99,7 +101,7 @@ impl Isa {
         found.extend(neon::Neon::detect().map(Proof::Neon));
         #[cfg(not(target_arch = "x86_64"))]
         found.push(Proof::Plain(plain::Plain));
-        found.into_iter().map(|proof| Isa { proof, interprets: false }).collect()
+        found.into_iter().map(|proof| Isa { proof, interprets: false, is_plain: false }).collect()
     }
 
     /// The same, without machine code for tile programs.
@@ -107,12 +109,19 @@ impl Isa {
         Isa { interprets: true, ..self }
     }
 
+    /// The same, with machine code for every CPU that has the instruction set. Bits are the same.
+    pub fn without_extensions(self) -> Isa {
+        Isa { is_plain: true, ..self }
+    }
+
     /// What machine code of tile programs is made for.
     fn target(self) -> Result<Target, Uncovered> {
         match self.proof {
             _ if self.interprets => Err(Uncovered::Interpreter),
             #[cfg(target_arch = "x86_64")]
-            Proof::Avx512(_) if is_x86_feature_detected!("bmi2") => Ok(Target::Avx512),
+            Proof::Avx512(_) if is_x86_feature_detected!("bmi2") => {
+                Ok(Target::Avx512 { picks_bytes: !self.is_plain && is_x86_feature_detected!("avx512vbmi") })
+            }
             #[cfg(target_arch = "x86_64")]
             Proof::Avx2(_) if is_x86_feature_detected!("bmi2") => Ok(Target::Avx2),
             _ => Err(Uncovered::InstructionSet),

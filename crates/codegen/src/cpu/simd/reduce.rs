@@ -231,11 +231,11 @@ impl Step for AbsMax {
     const START: f32 = 0.0;
     #[inline(always)]
     fn take<S: Arithmetic>(self, simd: S, best: S::Float, a: S::Float, _: S::Float) -> S::Float {
-        simd.max(best, simd.abs(a))
+        simd.max_of_sizes(best, simd.abs(a))
     }
     #[inline(always)]
     fn meet<S: Arithmetic>(self, simd: S, a: S::Float, b: S::Float) -> S::Float {
-        simd.max(a, b)
+        simd.max_of_sizes(a, b)
     }
 }
 

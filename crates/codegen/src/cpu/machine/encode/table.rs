@@ -91,6 +91,8 @@ instructions! {
     VROUNDPS = "vroundps" 1 3 0x08 Two;
     VCVTPS2DQ = "vcvtps2dq" 1 1 0x5B Two;
     VCVTDQ2PS = "vcvtdq2ps" 0 1 0x5B Two;
+    VPMAXSD = "vpmaxsd" 1 2 0x3D Three;
+    VPERMB = "vpermb" 1 2 0x8D Three;
     VPADDD = "vpaddd" 1 1 0xFE Three;
     VPSUBD = "vpsubd" 1 1 0xFA Three;
     VPMULUDQ = "vpmuludq" 1 1 0xF4 Three, wide();

@@ -89,7 +89,7 @@ impl Passes<'_> {
             assembler.load(x86::RDX, next.memory());
             assembler.load(x86::RCX, frame::ELEMENT.memory());
             match self.target {
-                Target::Avx512 => assembler.shift_right_double(x86::RAX, x86::RDX),
+                Target::Avx512 { .. } => assembler.shift_right_double(x86::RAX, x86::RDX),
                 Target::Avx2 => {
                     // A group has 32 bits: those behind it come from the next one.
                     assembler.shift_left(x86::RAX, 32);

@@ -252,7 +252,7 @@ impl Passes<'_> {
     pub(super) fn tail_mask(&mut self) {
         let assembler = &mut *self.assembler;
         match self.target {
-            Target::Avx512 => {
+            Target::Avx512 { .. } => {
                 assembler.number(x86::RDX, 0xFFFF);
                 assembler.bzhi(x86::RAX, x86::RDX, x86::RAX);
                 assembler.mask_from(TAIL, x86::RAX);

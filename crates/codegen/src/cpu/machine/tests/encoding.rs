@@ -8,7 +8,8 @@ use crate::cpu::machine::encode::{
 };
 
 /// Names of instructions that only one of the two prefixes has.
-const EVEX_ONLY: [&str; 16] = [
+const EVEX_ONLY: [&str; 17] = [
+    "vpermb",
     "vpternlogd",
     "vfixupimmps",
     "vpcmpud",

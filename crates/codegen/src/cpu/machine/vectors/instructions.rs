@@ -1,7 +1,7 @@
 //! Operations to instructions.
 
 use super::super::encode::{self as x86, Masked, Memory, Operand, Size};
-use super::super::values::{One, Op, Question, Two, Value};
+use super::super::values::{One, Op, Question, Three, Two, Value};
 use super::{ODD, Owner, TAIL, TAIL_VECTOR, Target, Walk};
 
 impl Walk<'_> {
@@ -15,7 +15,7 @@ impl Walk<'_> {
 
     pub(super) fn op(&mut self, op: Op, value: Value) {
         match op {
-            Op::Const(_) | Op::CountUp | Op::Scalar(_) => {}
+            Op::Const(_) | Op::CountUp | Op::Bytes(_) | Op::Scalar(_) => {}
             Op::Gathered(reduction) | Op::GatheredFrom(reduction, _) => {
                 if self.held(value).is_none() {
                     let vector =
@@ -43,6 +43,7 @@ impl Walk<'_> {
                 self.assembler.broadcast_general(to, x86::RAX);
             }
             Op::Keep(keep) => self.keep(keep, value),
+            Op::IsKept(keep) => self.is_kept(keep, value),
             Op::Two(what, a, b) => self.two(what, a, b, value),
             Op::One(what, a) => self.one(what, a, value),
             Op::MulAdd(a, b, c) => self.mul_add((x86::VFMADD213PS, x86::VFMADD231PS), [a, b, c], value),
@@ -51,7 +52,7 @@ impl Walk<'_> {
             Op::Select(mask, yes, no) => self.select(mask, yes, no, value),
             Op::SelectTwo(what, all) => self.select_two(what, all, value),
             Op::KeepNan(a, nan) => self.keep_nan(a, nan, value),
-            Op::Xor3(a, b, c) => self.xor3([a, b, c], value),
+            Op::Three(what, a, b, c) => self.three(what, [a, b, c], value),
             Op::Store(..) | Op::Keeping(..) | Op::AddColumn(..) => self.store(op),
             Op::Gather(reduction, a) => self.gather(reduction, a),
             Op::SetLanes(scalar, a) => {
@@ -66,7 +67,7 @@ impl Walk<'_> {
             Op::Dropped(word, a) => {
                 let from = self.vector_or_mask(a);
                 match self.target {
-                    Target::Avx512 => self.assembler.mask_to(x86::RAX, from),
+                    Target::Avx512 { .. } => self.assembler.mask_to(x86::RAX, from),
                     Target::Avx2 => self.assembler.signs(x86::RAX, from),
                 }
                 self.frame.dropped(self.assembler, word, self.vector_at_hand());
@@ -89,8 +90,8 @@ impl Walk<'_> {
         let (a, b) = if swapped { (b, a) } else { (a, b) };
         let first = self.vector(a);
         let second = match what {
-            // An element that is broadcast would have 64 bits.
-            Two::MulEven => Operand::Register(self.vector(b)),
+            // An element that is broadcast would have 64 bits, or 8.
+            Two::MulEven | Two::PickBytes => Operand::Register(self.vector(b)),
             _ => self.operand(b),
         };
         let to = self.result(Op::Two(what, a, b), value);
@@ -113,6 +114,7 @@ impl Walk<'_> {
             Two::Div => x86::VDIVPS,
             Two::Lesser => x86::VMINPS,
             Two::Greater => x86::VMAXPS,
+            Two::GreaterInt => x86::VPMAXSD,
             Two::Scale => x86::VSCALEFPS,
             Two::AddInt => x86::VPADDD,
             Two::SubInt => x86::VPSUBD,
@@ -125,6 +127,7 @@ impl Walk<'_> {
             Two::MulEven => x86::VPMULUDQ,
             Two::EvenOdd if evex => x86::VBLENDMPS,
             Two::EvenOdd => x86::VBLENDPS,
+            Two::PickBytes => x86::VPERMB,
         }
     }
 
@@ -158,21 +161,29 @@ impl Walk<'_> {
         self.rename(Op::KeepNan(a, nan), value, to);
     }
 
-    fn xor3(&mut self, all: [Value; 3], value: Value) {
-        let [mut a, mut b, mut c] = all;
-        if self.dies(b, &all) {
-            (a, b) = (b, a);
-        } else if self.dies(c, &all) {
-            (a, c) = (c, a);
+    fn three(&mut self, what: Three, all: [Value; 3], value: Value) {
+        // The first one is overwritten, the last one may be in memory.
+        let mut order = [0, 1, 2];
+        let dies = (0..3).find(|&operand| self.dies(all[operand], &all));
+        order.swap(0, dies.unwrap_or(0));
+        if !self.is_at_hand(all[order[1]]) {
+            order.swap(1, 2);
         }
-        if !self.is_at_hand(b) {
-            (b, c) = (c, b);
-        }
+        let [a, b, c] = order.map(|operand| all[operand]);
         let (second, third) = (self.vector(b), self.operand(c));
         let to = self.overwritten(a, &all);
-        // Bit i of the number is the result for the three bits of i.
-        self.instruction(x86::VPTERNLOGD, (to, second, third), Some(0b1001_0110));
-        self.rename(Op::Xor3(a, b, c), value, to);
+        // Bit i of the number is the result for the three bits of i, of which the first operand has the highest.
+        let result = |bits: usize| {
+            let mut of = [false; 3];
+            order.iter().enumerate().for_each(|(place, &operand)| of[operand] = bits >> (2 - place) & 1 == 1);
+            match what {
+                Three::Xor => of[0] ^ of[1] ^ of[2],
+                Three::OrAnd => of[0] | of[1] & of[2],
+            }
+        };
+        let number = (0..8).map(|bits| u8::from(result(bits)) << bits).sum();
+        self.instruction(x86::VPTERNLOGD, (to, second, third), Some(number));
+        self.rename(Op::Three(what, a, b, c), value, to);
     }
 
     /// A register with a value that the instruction may overwrite: its own if nothing else reads it, or a copy.
@@ -306,6 +317,8 @@ impl Walk<'_> {
             let (instruction, number) = match (what, swapped) {
                 (Question::Less, false) => (x86::VCMPPS, 0x11),
                 (Question::Less, true) => (x86::VCMPPS, 0x1E),
+                (Question::NotLess, false) => (x86::VCMPPS, 0x15),
+                (Question::NotLess, true) => (x86::VCMPPS, 0x1A),
                 (Question::LessOrEqual, false) => (x86::VCMPPS, 0x12),
                 (Question::LessOrEqual, true) => (x86::VCMPPS, 0x1D),
                 (Question::Equal, _) => (x86::VCMPPS, 0x00),
@@ -326,7 +339,7 @@ impl Walk<'_> {
             Question::LessOrEqual => self.instruction(x86::VCMPPS_VECTOR, operands, Some(0x12)),
             Question::Equal => self.instruction(x86::VCMPPS_VECTOR, operands, Some(0x00)),
             Question::LessInt => self.plain(x86::VPCMPGTD, operands),
-            Question::LessUnsigned => unreachable!("recorded for AVX-512 only"),
+            Question::NotLess | Question::LessUnsigned => unreachable!("recorded for AVX-512 only"),
             Question::EqualInt => self.plain(x86::VPCMPEQD, operands),
         }
     }
@@ -348,7 +361,7 @@ impl Walk<'_> {
         let (no, yes) = (self.vector(no), self.operand(yes));
         let to = self.result(op, value);
         match self.target {
-            Target::Avx512 => {
+            Target::Avx512 { .. } => {
                 self.assembler.vector(x86::VBLENDMPS, Size::Zmm, Masked::Merge(question), (to, no, yes), None);
             }
             Target::Avx2 => self.instruction(x86::VBLENDVPS, (to, no, yes), Some(question << 4)),
@@ -361,7 +374,7 @@ impl Walk<'_> {
         let to = self.result(Op::Keep(keep), value);
         let vector = (vector % 4) as i32;
         match self.target {
-            Target::Avx512 => {
+            Target::Avx512 { .. } => {
                 let mask = self.mask(value);
                 self.masks[usize::from(mask)] = None;
                 self.registers[value.index()] = Some(to);
@@ -383,6 +396,13 @@ impl Walk<'_> {
         }
     }
 
+    fn is_kept(&mut self, keep: u16, value: Value) {
+        let vector = self.vector_at_hand();
+        let bits = self.frame.keep(keep, vector / 4 % 2).after(2 * (vector % 4) as i32);
+        let mask = self.mask(value);
+        self.assembler.load_mask(mask, bits.memory());
+    }
+
     fn gather(&mut self, reduction: u16, a: Value) {
         let from = self.vector(a);
         let tail = self.variant.tail;
@@ -391,7 +411,7 @@ impl Walk<'_> {
             Some(to) => match (tail, self.target) {
                 (false, _) if to == from => {}
                 (false, _) => self.plain(x86::VMOVAPS, (to, 0, Operand::Register(from))),
-                (true, Target::Avx512) => {
+                (true, Target::Avx512 { .. }) => {
                     let operands = (to, 0, Operand::Register(from));
                     self.assembler.vector(x86::VMOVAPS, size, Masked::Merge(TAIL), operands, None);
                 }
@@ -404,7 +424,7 @@ impl Walk<'_> {
                 let to = Operand::Memory(self.frame.gathered(reduction, self.vector_at_hand()).memory());
                 match (tail, self.target) {
                     (false, _) => self.plain(x86::VMOVUPS_STORE, (from, 0, to)),
-                    (true, Target::Avx512) => {
+                    (true, Target::Avx512 { .. }) => {
                         self.assembler.vector(x86::VMOVUPS_STORE, size, Masked::Merge(TAIL), (from, 0, to), None);
                     }
                     (true, Target::Avx2) => self.plain(x86::VMASKMOVPS_STORE, (from, TAIL_VECTOR, to)),
