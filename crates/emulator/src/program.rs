@@ -78,8 +78,10 @@ pub enum Lanes {
 pub struct Said {
     /// whether all went well
     pub ok: bool,
-    /// what it printed
+    /// what it printed: what kernels did, then messages
     pub text: String,
+    /// what kernels printed
+    pub printed: String,
 }
 
 impl Toolchain {
@@ -205,8 +207,8 @@ impl Program {
 
     fn start(&self, command: &mut Command) -> Result<Said, EmulatorError> {
         let output = command.current_dir(&self.folder).output().map_err(EmulatorError::file(&self.folder))?;
-        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-        Ok(Said { ok: output.status.success(), text })
+        let [printed, messages] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        Ok(Said { ok: output.status.success(), text: printed.clone() + &messages, printed })
     }
 }
 

@@ -42,7 +42,8 @@ pub fn run(
     let program = toolchain.compile(&Unit { folder, text: &source.text, driver: None, entry: "" })?;
     let said = program.run(&launch, schedule, 0)?;
     if !said.ok {
-        return Err(EmulatorError::Kernel(said.text.trim_end().to_string()));
+        let printed: String = said.printed.lines().map(|line| format!("printf: {line}\n")).collect();
+        return Err(EmulatorError::Kernel(printed + said.text[said.printed.len()..].trim_end()));
     }
     let read = |position: usize| {
         let path = folder.join(format!("result{position}"));
@@ -50,7 +51,7 @@ pub fn run(
     };
     let results = (0..arguments.len()).map(read).collect::<Result<_, _>>()?;
     let accesses = if toolchain.counts() { Some(counted(&folder.join("accesses"))?) } else { None };
-    Ok(Ran { results, accesses, printed: said.text })
+    Ok(Ran { results, accesses, printed: said.printed })
 }
 
 fn counted(path: &Path) -> Result<Accesses, EmulatorError> {

@@ -17,15 +17,12 @@ const HEADS: usize = 12;
 const WIDTH: usize = 64;
 
 pub fn fused_bytes() -> Result<Right, Error> {
-    let plan = cpu_plan(&op("add_act", 1024, Dtype::F32)?, Strategy::Greedy)?;
-    Ok(Right::new(
-        plan.bytes().0,
-        "the kernel reads x and r and writes y, once each: 3 tensors of 1024 * 768 * 4 bytes",
-    ))
+    let plan = cpu_plan(&op("add_act", 2000, Dtype::Bf16)?, Strategy::Greedy)?;
+    Ok(Right::new(plan.bytes().0, "the kernel reads x and r and writes y, once each; an element of bf16 has 2 bytes"))
 }
 
 pub fn unfused_bytes() -> Result<Right, Error> {
-    let plan = cpu_plan(&op("add_act", 1024, Dtype::F32)?, Strategy::Unfused)?;
+    let plan = cpu_plan(&op("add_act", 2000, Dtype::Bf16)?, Strategy::Unfused)?;
     Ok(Right::new(plan.bytes().0, "one kernel writes the sum and the next reads it: two more tensors"))
 }
 
@@ -43,7 +40,7 @@ pub fn three_inputs(answer: &str) -> Result<Verdict, Error> {
 
 pub fn eager_attention_bytes() -> Result<Right, Error> {
     let bytes = h200_plan(&attention("attention")?, Strategy::Eager)?.bytes().0;
-    Ok(Right::new(bytes, "`deuteron analyze attention --device h200 --rows 8192 --dtype bf16 --json` has it as plans"))
+    Ok(Right::new(bytes, "`deuteron analyze attention --device h200 --rows 8192 --dtype bf16 --json` has it as plans.eager.bytes"))
 }
 
 pub fn attention_flops() -> Result<Right, Error> {

@@ -68,7 +68,7 @@ enum Check {
 
 /// All exercises, in the order of the guide.
 pub const ALL: [Exercise; 12] = [
-    number("1.1", "Bytes that gelu(x + r) moves in one kernel, x and r f32[1024,768]", answers::fused_bytes),
+    number("1.1", "Bytes that gelu(x + r) moves in one kernel, x and r bf16[2000,768]", answers::fused_bytes),
     number("1.2", "The same with one kernel for the sum and one for the GELU", answers::unfused_bytes),
     graph(
         "1.3",
@@ -174,8 +174,8 @@ mod tests {
 
     #[test]
     fn numbers() {
-        check("1.1", ["9437184", "15728640", "9437", "nine"]);
-        check("1.2", ["15,728,640", "9437184", "12582912", ""]);
+        check("1.1", ["9216000", "15360000", "9216", "nine"]);
+        check("1.2", ["15,360,000", "9216000", "12288000", ""]);
         check("2.1", ["1660944384", "50331648", "1660.9", "-1"]);
         check("2.2", ["12897484800", "25769803776", "6448742400", "NaN"]);
         check("2.3", ["32", "31", "33", "65504"]);
@@ -245,6 +245,20 @@ mod tests {
         check_sources(
             "1.4",
             [changed(&[steps, last]), changed(&[]), changed(&[last]), changed(&[steps, last, unsynchronised])],
+        );
+        // The name of the loop's variable does not matter; a shuffle that does nothing, and a step too few, do.
+        let named = shuffles.replace("mask", "step");
+        let dead = "const float unused = __shfl_xor_sync(0xffffffffu, 0.0f, 1), sum = s_sums[0];";
+        let four = shuffles.replace("% 32", "% 16").replace("mask = 16", "mask = 8");
+        let less = ("step > 0", "step >= 16");
+        check_sources(
+            "1.4",
+            [
+                changed(&[steps, (last.0, &named)]),
+                changed(&[(last.0, dead)]),
+                changed(&[less, (last.0, &four)]),
+                changed(&[less, last]),
+            ],
         );
     }
 

@@ -12,14 +12,41 @@ const SCHEDULES: u64 = 3;
 pub fn shuffled_sum(source: &str, workshop: Workshop) -> Result<Verdict, Error> {
     let op = FusedOp::find("norm_act")?;
     let graph = op.graph(&op.operand_types(4, 768, Dtype::F32))?;
-    if !without_comments(source).contains("__shfl_xor_sync") {
+    let source = without_comments(source);
+    if !source.contains("__shfl_") {
         return Ok(Verdict::wrong("no shuffle: the last five steps are within one warp, so __shfl_xor_sync does them"));
     }
-    if source.contains("step > 0") {
-        return Ok(Verdict::wrong("the loop still has all eight steps; end it when 32 sums are left"));
-    }
-    run(source, workshop, Ladder::NormAct, "l3_block_a_row", &graph)
+    let counted = format!("{COUNTERS}{source}");
+    let judged = judged(&counted, workshop, Ladder::NormAct, "l3_block_a_row", &graph)?;
+    let count = |word: &str| judged.printed.lines().filter(|line| *line == word).count();
+    let (barriers, shuffles) = (count("barrier"), count("shuffle"));
+    let is_done = barriers <= MOST_BARRIERS && shuffles >= LEAST_SHUFFLES;
+    Ok(match judged.verdict.right && !is_done {
+        true => Verdict::wrong(format!(
+            "the result is right, but a row takes {barriers} barriers and {shuffles} shuffles per thread: the rung takes {BARRIERS} barriers, and \
+             with the last five steps of both sums by shuffles at most {MOST_BARRIERS} and at least {LEAST_SHUFFLES} shuffles are left; end the \
+             loop when 32 sums are left"
+        )),
+        false => judged.verdict,
+    })
 }
+
+/// Barriers and shuffles that one thread of the first block counts, by lines that it prints.
+const COUNTERS: &str = r#"
+#define COUNTED(word) (blockIdx.x == 0 && threadIdx.x == 0 ? printf(word "\n") : 0)
+#define __syncthreads() (COUNTED("barrier"), __syncthreads())
+#define __shfl_xor_sync(...) (COUNTED("shuffle"), __shfl_xor_sync(__VA_ARGS__))
+#define __shfl_sync(...) (COUNTED("shuffle"), __shfl_sync(__VA_ARGS__))
+"#;
+
+/// Barriers of the rung per row: two sums, each with one before its eight steps, one after each, and one behind.
+const BARRIERS: usize = 20;
+
+/// The same without those of five steps, but with one for the sum that the shuffles leave.
+const MOST_BARRIERS: usize = BARRIERS - 2 * 4;
+
+/// Five for each of two sums.
+const LEAST_SHUFFLES: usize = 10;
 
 pub fn online_softmax(source: &str, workshop: Workshop) -> Result<Verdict, Error> {
     let op = FusedOp::find("attention")?;
@@ -43,21 +70,39 @@ fn without_comments(source: &str) -> String {
 }
 
 fn run(source: &str, workshop: Workshop, ladder: Ladder, rung: &str, graph: &Graph) -> Result<Verdict, Error> {
+    Ok(judged(source, workshop, ladder, rung, graph)?.verdict)
+}
+
+/// What the emulator found, and what the source printed.
+struct Judged {
+    verdict: Verdict,
+    printed: String,
+}
+
+fn judged(source: &str, workshop: Workshop, ladder: Ladder, rung: &str, graph: &Graph) -> Result<Judged, Error> {
     let rung: Option<&Rung> = ladder.rungs().iter().find(|known| known.name == rung);
     let choice = Choice { rung, text: Some(source.to_string()) };
     let Workshop { toolchain, folder } = workshop;
-    match emulate(toolchain, folder, graph, Strategy::Greedy, &choice, SCHEDULES) {
+    let mut printed = String::new();
+    let verdict = match emulate(toolchain, folder, graph, Strategy::Greedy, &choice, SCHEDULES) {
         Ok(emulation) if emulation.verification.holds() => {
-            Ok(Verdict::right(format!("within its bound of f64, under {SCHEDULES} orders of its threads.")))
+            emulation.kernels.iter().for_each(|kernel| printed.push_str(&kernel.printed));
+            Verdict::right(format!("within its bound of f64, under {SCHEDULES} orders of its threads."))
         }
         Ok(emulation) => {
             let worst = emulation.verification.worst().map(|worst| worst.comparison);
             let (index, error) = worst.map_or((0, f64::NAN), |worst| (worst.worst_index, worst.error));
-            Ok(Verdict::wrong(format!("the result is wrong: element {index} is off by {error:.2e}")))
+            Verdict::wrong(format!("the result is wrong: element {index} is off by {error:.2e}; is a barrier missing?"))
         }
         Err(Error::Emulator(
             error @ (EmulatorError::Kernel(_) | EmulatorError::Compile(_) | EmulatorError::Declaration(_)),
-        )) => Ok(Verdict::wrong(error.to_string())),
-        Err(error) => Err(error),
-    }
+        )) => Verdict::wrong(without_prints(&error.to_string())),
+        Err(error) => return Err(error),
+    };
+    Ok(Judged { verdict, printed })
+}
+
+/// A message of the emulator without what the source printed before.
+fn without_prints(message: &str) -> String {
+    message.lines().filter(|line| !line.starts_with("printf: ")).collect::<Vec<_>>().join("\n")
 }

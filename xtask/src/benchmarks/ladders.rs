@@ -30,6 +30,12 @@ pub fn rows(root: &Path) -> Result<String> {
     table(root, "h200-row-ladder.csv", "on an H200", "bash bench/gpu.sh ladders", Shown::Copy)
 }
 
+/// The same for the guide's first step: the ops that it reads, at the size at which memory limits them.
+pub fn large_rows(root: &Path) -> Result<String> {
+    let is_shown = |line: &&str| !line.starts_with("| softmax") && !line.contains("_act 1024x768");
+    Ok(rows(root)?.lines().filter(is_shown).map(|line| format!("{line}\n")).collect())
+}
+
 /// Attention with residual and norm, on a GPU.
 pub fn launches(root: &Path) -> Result<String> {
     table(root, "h200-launch-ladder.csv", "on an H200", "bash bench/gpu.sh ladders", Shown::First)

@@ -37,7 +37,7 @@ const GUIDE: &str = "docs/guide/src";
 /// Makes the text of a block.
 type Block = fn(&Path) -> Result<String>;
 
-const BLOCKS: [(&str, Block); 34] = [
+const BLOCKS: [(&str, Block); 35] = [
     ("summary", gpu::summary),
     ("h200-ops", gpu::ops),
     ("h200-losses", gpu::losses),
@@ -61,6 +61,7 @@ const BLOCKS: [(&str, Block); 34] = [
     ("h200-attention-ladder", ladders::attention),
     ("h200-attention-shipped", ladders::attention_shipped),
     ("h200-row-ladder", ladders::rows),
+    ("h200-row-ladder-large", ladders::large_rows),
     ("h200-launch-ladder", ladders::launches),
     ("cpu-ladder", ladders::cpu),
     ("cpu-matmul-ladder", ladders::cpu_matmul),

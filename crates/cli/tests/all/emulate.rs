@@ -67,7 +67,7 @@ fn a_kernel_prints() {
     let output = folder.run(&[&words[..], &["--source", &wrong]].concat());
     let said = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("\nelement 770 of 771\n") && said.contains("byte 3084 was"), "{said}");
+    assert!(said.contains("\nprintf: element 770 of 771\n") && said.contains("byte 3084 was"), "{said}");
 }
 
 /// As it is printed: with the device-side library or with comments in its place, all of a rung or its own part.
