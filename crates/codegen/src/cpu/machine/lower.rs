@@ -48,6 +48,11 @@ impl Strip {
         });
         Strip { keeps: keeps.collect(), reductions: reductions.iter().enumerate().map(tree).collect(), ops }
     }
+
+    /// Operations per vector, about: random words are made once for four.
+    pub fn work(&self) -> usize {
+        self.ops.len() + self.keeps.iter().map(|ops| ops.len() / 4).sum::<usize>()
+    }
 }
 
 /// The operations that `write` records for a target.

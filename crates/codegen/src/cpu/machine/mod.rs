@@ -31,6 +31,7 @@ mod weave;
 use encode::{Arithmetic, Assembler};
 pub use frame::Context;
 use frame::{CALLER, CONTEXT, Frame, MOST_KEEPS};
+use lower::Strip;
 use memory::Executable;
 use pass::Passes;
 pub use vectors::Target;
@@ -205,8 +206,16 @@ fn assemble(
         next_rows: (8 * places.rows * program.args.len()) as i32,
         bytes: 0,
     };
-    let mut passes =
-        Passes { assembler: &mut assembler, target, program, stack: frame.start_of_spills() as usize, frame };
+    let strips: Vec<Strip> = program.passes.iter().map(|pass| Strip::of(target, program, &pass.strip)).collect();
+    let mut passes = Passes {
+        assembler: &mut assembler,
+        target,
+        program,
+        work: strips.iter().map(Strip::work).collect(),
+        strips,
+        stack: frame.start_of_spills() as usize,
+        frame,
+    };
     for number in 0..program.passes.len() {
         passes.pass(number).map_err(|_| Uncovered::TruthValues)?;
     }

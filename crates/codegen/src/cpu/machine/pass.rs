@@ -34,6 +34,10 @@ pub struct Passes<'a> {
     pub assembler: &'a mut Assembler,
     pub target: Target,
     pub program: &'a TileProgram,
+    /// The strip work of each pass.
+    pub strips: Vec<Strip>,
+    /// Operations per vector of each pass.
+    pub work: Vec<usize>,
     /// Places that all passes share.
     pub frame: Frame,
     /// Bytes that the frames of all passes take.
@@ -51,7 +55,7 @@ impl Passes<'_> {
             return Ok(());
         }
         pass.strip.iter().for_each(|inst| self.assembler.comment(|| inst.to_string()));
-        let strip = Strip::of(self.target, program, &pass.strip);
+        let strip = std::mem::take(&mut self.strips[number]);
         self.frame.pointers = pointers(&strip.ops);
         self.frame.reductions = strip.reductions.len();
         self.frame.vectors = LANES / self.target.width();
@@ -215,13 +219,13 @@ impl Passes<'_> {
     }
 
     /// The prefetches of a pass. While a pass computes on a row that is in the cache, memory would be idle, so prefetches of the next
-    /// rows are distributed over all passes. For rows that are too long for that, the first reader of each line prefetches it; lines of large
+    /// rows are distributed over all passes, as the work is: a pass that only sums takes a cycle or two per vector, and a line that is fetched
+    /// takes ten or more. For rows that are too long for that, the first reader of each line prefetches it; lines of large
     /// results are prefetched by their writer.
     fn prefetches(&self, number: usize) -> Vec<Prefetch> {
         let program = self.program;
-        let passes: Vec<usize> =
-            (0..program.passes.len()).filter(|&pass| !program.passes[pass].strip.is_empty()).collect();
-        let position = passes.iter().position(|&pass| pass == number).unwrap_or(0);
+        let before: usize = self.work[..number].iter().sum();
+        let all: usize = self.work.iter().sum();
         let mut found = Vec::new();
         for (arg, spec) in program.args.iter().enumerate() {
             let along = matches!(spec.access, Access::Row | Access::GatheredRow { .. });
@@ -245,9 +249,9 @@ impl Passes<'_> {
                 }
                 continue;
             }
-            let part = |pass: usize| (pass * lines).div_ceil(passes.len());
+            let part = |work: usize| (work * lines + all / 2) / all.max(1);
             let place = Place::NextRow { level: if row > SHORT_ROW { 2 } else { 1 } };
-            found.push(Prefetch { arg, writes: false, lines: part(position)..part(position + 1), place });
+            found.push(Prefetch { arg, writes: false, lines: part(before)..part(before + self.work[number]), place });
         }
         found
     }

@@ -109,6 +109,9 @@ enum Owner {
     Value(Value),
 }
 
+/// Emits instructions that have nothing to do with the operations, one at a time: it is given their number. They may use `rax`.
+pub type Between<'a> = &'a mut dyn FnMut(&mut Assembler, &Frame, usize);
+
 /// Emits `ops` for the vectors of a variant; returns the number of stack slots used.
 pub fn emit(
     assembler: &mut Assembler,
@@ -117,6 +120,19 @@ pub fn emit(
     ops: &[Op],
     held: &Held,
     variant: Variant,
+) -> Result<usize, TooManyMasks> {
+    emit_spread(assembler, target, frame, ops, held, variant, (0, &mut |_, _, _| {}))
+}
+
+/// The same with so many other instructions spread evenly between the operations.
+pub fn emit_spread(
+    assembler: &mut Assembler,
+    target: Target,
+    frame: &mut Frame,
+    ops: &[Op],
+    held: &Held,
+    variant: Variant,
+    (others, between): (usize, Between<'_>),
 ) -> Result<usize, TooManyMasks> {
     let Woven { ops, places } = &weave(ops, variant.count);
     let mut uses: Vec<Vec<u32>> = vec![Vec::new(); ops.len()];
@@ -152,7 +168,12 @@ pub fn emit(
         locked: Vec::new(),
         out_of_masks: false,
     };
+    let mut done = 0;
     for (at, &op) in ops.iter().enumerate() {
+        while done < others && done * ops.len() <= at * others {
+            between(walk.assembler, walk.frame, done);
+            done += 1;
+        }
         walk.at = at as u32;
         walk.locked.clear();
         walk.free_slots.append(&mut walk.retired);

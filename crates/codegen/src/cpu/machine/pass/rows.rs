@@ -2,8 +2,8 @@
 
 use std::mem::offset_of;
 
-use super::super::encode::{self as x86, Arithmetic, Condition, Masked, Memory, Operand, Size};
-use super::super::frame::{self, Context, field};
+use super::super::encode::{self as x86, Arithmetic, Assembler, Condition, Masked, Memory, Operand, Size};
+use super::super::frame::{self, Context, Frame, field};
 use super::super::lower::Strip;
 use super::super::values::{Op, Two};
 use super::super::vectors::{self, Held, ODD, TAIL, TAIL_VECTOR, Target, TooManyMasks, Variant};
@@ -199,7 +199,7 @@ impl Passes<'_> {
         self.assembler.compute(Arithmetic::Compare, frame::COLUMN, frame::LIMIT);
         self.assembler.jump_if(Condition::Greater, done);
         self.assembler.place(again);
-        self.prefetch(rows, columns as usize);
+        let lines = self.lines(rows, columns as usize);
         let count = rows.together.min(body);
         let groups = self.groups_together().min(body / GROUP);
         for first in (0..body / GROUP).step_by(groups) {
@@ -207,7 +207,11 @@ impl Passes<'_> {
         }
         for vector in (0..body).step_by(count) {
             let variant = Variant { vector, count, tail: false, stream };
-            self.vectors(&rows.strip.ops, rows.held, variant)?;
+            let share = |vector: usize| vector * lines.len() / body;
+            let lines = &lines[share(vector)..share(vector + count)];
+            let Passes { assembler, target, frame, .. } = self;
+            let fetch: vectors::Between<'_> = &mut |assembler, frame, number| lines[number].fetch(assembler, frame);
+            vectors::emit_spread(assembler, *target, frame, &rows.strip.ops, rows.held, variant, (lines.len(), fetch))?;
         }
         self.assembler.compute_number(Arithmetic::Add, frame::COLUMN, columns);
         self.assembler.compute(Arithmetic::Compare, frame::COLUMN, frame::LIMIT);
@@ -270,20 +274,39 @@ impl Passes<'_> {
         }
     }
 
-    /// This iteration's share of the prefetches of the next rows.
-    fn prefetch(&mut self, rows: &Rows<'_>, columns: usize) {
-        for Prefetch { arg, writes, lines, place } in &rows.prefetches {
-            let bytes = columns * self.frame.dtypes[usize::from(*arg)].bytes();
-            for line in lines.clone().filter(|line| 64 * line < bytes) {
-                let (level, at) = match *place {
-                    Place::NextRow { level } => (level, self.frame.next_argument(self.assembler, *arg, 64 * line)),
-                    Place::Ahead => (1, self.frame.argument_behind(self.assembler, *arg, AHEAD + 64 * line)),
-                };
-                match writes {
-                    true => self.assembler.prefetch_to_write(at),
-                    false => self.assembler.prefetch(level, at),
-                }
-            }
+    /// Lines that an iteration over so many columns prefetches, those of each argument in turn. Few can be on their way at a time, and a prefetch
+    /// beyond that keeps a load port, so they are spread over the iteration.
+    fn lines(&self, rows: &Rows<'_>, columns: usize) -> Vec<Line> {
+        let of = |&Prefetch { arg, writes, ref lines, place }: &Prefetch| {
+            let bytes = columns * self.frame.dtypes[usize::from(arg)].bytes();
+            let lines = lines.clone().filter(move |line| 64 * line < bytes);
+            lines.map(move |line| Line { arg, writes, line, place })
+        };
+        let mut lines: Vec<Line> = rows.prefetches.iter().flat_map(of).collect();
+        lines.sort_by_key(|line| line.line);
+        lines
+    }
+}
+
+/// A line to prefetch.
+struct Line {
+    arg: u16,
+    writes: bool,
+    /// Its number from the loop's column on, in the row where it is.
+    line: usize,
+    place: Place,
+}
+
+impl Line {
+    fn fetch(&self, assembler: &mut Assembler, frame: &Frame) {
+        let Line { arg, writes, line, place } = *self;
+        let (level, at) = match place {
+            Place::NextRow { level } => (level, frame.next_argument(assembler, arg, 64 * line)),
+            Place::Ahead => (1, frame.argument_behind(assembler, arg, AHEAD + 64 * line)),
+        };
+        match writes {
+            true => assembler.prefetch_to_write(at),
+            false => assembler.prefetch(level, at),
         }
     }
 }
