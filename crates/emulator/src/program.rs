@@ -207,7 +207,8 @@ impl Program {
 
     fn start(&self, command: &mut Command) -> Result<Said, EmulatorError> {
         let output = command.current_dir(&self.folder).output().map_err(EmulatorError::file(&self.folder))?;
-        let [printed, messages] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        let [printed, messages] =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
         Ok(Said { ok: output.status.success(), text: printed.clone() + &messages, printed })
     }
 }

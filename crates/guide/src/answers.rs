@@ -40,7 +40,10 @@ pub fn three_inputs(answer: &str) -> Result<Verdict, Error> {
 
 pub fn eager_attention_bytes() -> Result<Right, Error> {
     let bytes = h200_plan(&attention("attention")?, Strategy::Eager)?.bytes().0;
-    Ok(Right::new(bytes, "`deuteron analyze attention --device h200 --rows 8192 --dtype bf16 --json` has it as plans.eager.bytes"))
+    Ok(Right::new(
+        bytes,
+        "`deuteron analyze attention --device h200 --rows 8192 --dtype bf16 --json` has it as plans.eager.bytes",
+    ))
 }
 
 pub fn attention_flops() -> Result<Right, Error> {
