@@ -118,7 +118,7 @@ impl Arithmetic for Avx512 {
             _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)
         }
     }
-    /// The next two take any exponent, but a power that is a denormal, or falls a little below the smallest one, takes the CPU 500 cycles.
+    /// The next two take any exponent, but a power that is a denormal, or falls a little below the smallest one, takes the CPU hundreds of cycles.
     #[inline(always)]
     fn clamp_exponent(self, y: __m512) -> __m512 {
         self.greater(self.splat(-126.0), y)
