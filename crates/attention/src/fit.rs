@@ -28,9 +28,10 @@ pub(super) fn fit_link(draft: &Draft, link: &AttentionLink, wanted: AttentionRes
     let (request, result) = (link.request, link.result()?);
     let written = match result == link.output {
         true => Layout::contiguous(&draft.graph.node(result).shape),
-        false => reordered(draft, link.output, result)?,
+        false => copy_layout(draft, link.output, result)?,
     };
-    let (kernel, shape) = fit_layouts(draft, &request, wanted, written, Sharing::Groups)?;
+    let results = Results { result: written, gradients: None };
+    let (kernel, shape, _) = fit_layouts(draft, &request, wanted, results, Sharing::Groups)?;
     Some(AttentionFit { kernel, shape, request, result })
 }
 
@@ -43,14 +44,22 @@ pub(super) enum Sharing {
     Alone,
 }
 
-/// The kernel of a request with the given result layout, if the layout of its operands is supported.
+/// How results lie in their buffers.
+pub(super) struct Results<'a> {
+    /// the result, or the gradient of it
+    pub result: Layout,
+    /// of queries, keys and values, by the axes of queries; a kernel of the gradient stores them
+    pub gradients: Option<&'a [Layout; 3]>,
+}
+
+/// The kernel of a request with the given layouts of results, if the layout of its operands is supported, and the strides of gradients.
 pub(super) fn fit_layouts(
     draft: &Draft,
     request: &AttentionRequest,
     wanted: AttentionResult,
-    result: Layout,
+    results: Results,
     sharing: Sharing,
-) -> Option<(AttentionKernel, AttentionShape)> {
+) -> Option<(AttentionKernel, AttentionShape, [HeadStrides; 3])> {
     let (graph, placement) = (draft.graph, draft.placement);
     let &AttentionRequest { mask: kind, scale, p, offset, operands: [q, k, v], work, added, positions, seed, .. } =
         request;
@@ -90,8 +99,16 @@ pub(super) fn fit_layouts(
         (graph.node(base).dtype == Dtype::I32).then_some(())?;
     }
 
-    let result = Some(&result).filter(|layout| in_rows(layout))?;
-    let layouts = [heads(q, dtype)?, heads(k, kv)?, heads(v, kv)?, &added, result, &slopes, &documents];
+    let result = Some(&results.result).filter(|layout| in_rows(layout))?;
+    let nowhere = Layout { shape: shape.clone(), strides: vec![0; shape.rank()], offset: 0 };
+    let [dq, dk, dv] = match results.gradients {
+        Some(gradients) => gradients.each_ref(),
+        None => [&nowhere; 3],
+    };
+    if results.gradients.is_some() && ![dq, dk, dv].into_iter().all(in_rows) {
+        return None;
+    }
+    let layouts = [heads(q, dtype)?, heads(k, kv)?, heads(v, kv)?, &added, result, &slopes, &documents, dq, dk, dv];
     let told_apart = positions.is_some();
     let split =
         if shape.elements() == 0 { Split::EMPTY } else { split(&shape[..leading], layouts, sharing, told_apart)? };
@@ -130,7 +147,7 @@ pub(super) fn fit_layouts(
         o: strides(O),
     };
     kernel.sized(&shape, 0).refusal().is_none().then_some(())?;
-    Some((kernel, shape))
+    Some((kernel, shape, [DQ, DK, DV].map(strides)))
 }
 
 /// The layout over the heads of scores of an operand of this type: one number per head, or a row of numbers for all queries of a head. Zeros
@@ -181,8 +198,8 @@ pub(super) fn read(draft: &Draft, value: NodeId) -> ArgBinding {
     ArgBinding::whole(draft.graph, placed.base, placed.layout.offset, false)
 }
 
-/// The layout of the output in the buffer of its copy, whose axes are those of the output in another order; neighbouring axes may be merged.
-fn reordered(draft: &Draft, output: NodeId, copy: NodeId) -> Option<Layout> {
+/// The layout of the output in the buffer of its copy.
+fn copy_layout(draft: &Draft, output: NodeId, copy: NodeId) -> Option<Layout> {
     let node = draft.graph.node(copy);
     let &[input] = node.inputs.as_slice() else { return None };
     let placed = draft.placement.get(input).filter(|placed| placed.base == output)?;
@@ -192,22 +209,27 @@ fn reordered(draft: &Draft, output: NodeId, copy: NodeId) -> Option<Layout> {
         Op::StopGradient => placed.layout.clone(),
         _ => return None,
     };
-    let own = Layout::contiguous(&draft.graph.node(output).shape);
-    if seen.offset != 0 || seen.shape.elements() != own.shape.elements() {
+    reordered(&draft.graph.node(output).shape, &seen, &Layout::contiguous(&seen.shape))
+}
+
+/// The layout of a value of this shape in a buffer that holds its elements in another order: `order` goes over the value, and `place`, which
+/// has the same shape, over the buffer. Axes of `order` are those of the value, neighbouring ones may be merged.
+pub(super) fn reordered(own: &Shape, order: &Layout, place: &Layout) -> Option<Layout> {
+    let usual = own.strides();
+    if order.offset != 0 || order.shape.elements() != own.elements() {
         return None;
     }
-    let to = seen.shape.strides();
-    let strides = (0..own.shape.rank()).map(|axis| {
-        let (size, stride) = (own.shape[axis], own.strides[axis]);
-        // An axis of the output is one of the copy's, or a part of one: heads of a group are neighbours among all heads.
+    let strides = (0..own.rank()).map(|axis| {
+        let (size, stride) = (own[axis], usual[axis]);
+        // An axis of the value is one of the buffer's, or a part of one: heads of a group are neighbours among all heads.
         let holds = |&there: &usize| {
-            let (all, step) = (seen.shape[there], seen.strides[there]);
+            let (all, step) = (order.shape[there], order.strides[there]);
             step > 0 && stride.is_multiple_of(step) && all.is_multiple_of(size * (stride / step))
         };
-        let stride_in_copy = |there: usize| to[there] * (stride / seen.strides[there]);
-        if size == 1 { Some(0) } else { (0..to.len()).find(holds).map(stride_in_copy) }
+        let stride_there = |there: usize| place.strides[there] * (stride / order.strides[there]);
+        if size == 1 { Some(0) } else { (0..order.shape.rank()).find(holds).map(stride_there) }
     });
-    Some(Layout { strides: strides.collect::<Option<_>>()?, shape: own.shape.clone(), offset: 0 })
+    Some(Layout { strides: strides.collect::<Option<_>>()?, shape: own.clone(), offset: place.offset })
 }
 
 /// Positions of the operands among strides.
@@ -218,7 +240,10 @@ const MASK: usize = 3;
 const O: usize = 4;
 const SLOPES: usize = 5;
 const DOCUMENTS: usize = 6;
-const OPERANDS: usize = 7;
+const DQ: usize = 7;
+const DK: usize = 8;
+const DV: usize = 9;
+const OPERANDS: usize = 10;
 
 /// A leading axis: its size, and the stride of each operand.
 #[derive(Clone, Copy)]
@@ -239,7 +264,7 @@ impl Axis {
 /// Leading axes as sequences and heads.
 struct Split {
     batch: Axis,
-    /// Strides of keys and values are those of a head of keys.
+    /// Strides of keys and values, and of their gradients, are those of a head of keys.
     head: Axis,
     group: usize,
 }
@@ -267,11 +292,14 @@ fn split(sizes: &[usize], layouts: [&Layout; OPERANDS], sharing: Sharing, told_a
     if sharing == Sharing::Groups && head.size > 1 && head.strides[K] == 0 && head.strides[V] == 0 {
         // Heads that share keys: with the axis before them they are all heads.
         let outer = axes.last().copied().unwrap_or(Axis::ONE);
-        if axes.is_empty() || [Q, MASK, O, SLOPES, DOCUMENTS].iter().all(|&operand| outer.continues(&head, operand)) {
+        if axes.is_empty() || [Q, MASK, O, SLOPES, DOCUMENTS, DQ].iter().all(|&operand| outer.continues(&head, operand))
+        {
             axes.pop();
             group = head.size;
             head.size *= outer.size;
-            (head.strides[K], head.strides[V]) = (outer.strides[K], outer.strides[V]);
+            for of_keys in [K, V, DK, DV] {
+                head.strides[of_keys] = outer.strides[of_keys];
+            }
         }
     }
     let batch = if told_apart { axis(0) } else { axes.pop().unwrap_or(Axis::ONE) };

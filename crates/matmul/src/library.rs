@@ -31,7 +31,7 @@ fn microseconds(matmul: &LibraryMatmul, target: &CudaTarget) -> Option<f64> {
     let LibraryMatmul { call, shape, .. } = matmul;
     match call.dtype {
         _ if !target.arch.has_wgmma() => None,
-        Dtype::F16 | Dtype::Bf16 => Some(hopper::library_us(shape, call.epilogue)),
+        Dtype::F16 | Dtype::Bf16 => Some(hopper::library_in_plan_us(shape, call.epilogue)),
         Dtype::F32 => Some(mma::library_f32_us(shape, target)),
         Dtype::I8 | Dtype::F8e4m3 | Dtype::I32 | Dtype::Bool => None,
     }

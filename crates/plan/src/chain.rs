@@ -1,8 +1,9 @@
 //! The structure of a group: found once, by the rules, and read by catalogue, cost model, code generation and reports.
 
-use deuteron_graph::{Call, Callee, Composite, Mask, NodeId, ScoreWork};
+use deuteron_graph::{Call, Callee, Composite, Graph, Mask, NodeId, Op, ScoreWork, View};
 
 use crate::kind::GroupKind;
+use crate::layout::{Layout, Placement};
 
 /// The structure of a group.
 #[derive(Debug, Clone, PartialEq)]
@@ -126,10 +127,21 @@ pub struct AttentionGradientLink {
     pub request: AttentionRequest,
     /// the gradient of its result
     pub result_gradient: NodeId,
-    /// gradients of queries, keys and values, as they are stored: in the shape of their operand, or in another one of the same order
-    pub gradients: [NodeId; 3],
+    /// gradients of queries, keys and values
+    pub gradients: [StoredGradient; 3],
     /// heads of queries whose gradients of keys and values are summed; 1 where every head has its own
     pub group: usize,
+}
+
+/// A gradient that a kernel makes, and where it is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredGradient {
+    /// the gradient, or its sums over heads that share keys
+    pub value: NodeId,
+    /// its copy, in the element order of readers, if there is one
+    pub copy: Option<NodeId>,
+    /// the concatenation that holds it, and which operand of that it is
+    pub joined: Option<(NodeId, usize)>,
 }
 
 /// The losses of a call of `linear_cross_entropy`.
@@ -162,6 +174,45 @@ pub struct CrossEntropyGradientLink {
     pub d_loss: NodeId,
     /// of rows and weight
     pub gradients: [NodeId; 2],
+}
+
+impl StoredGradient {
+    /// The node that owns the buffer.
+    pub fn buffer(&self) -> NodeId {
+        self.joined.map(|(node, _)| node).or(self.copy).unwrap_or(self.value)
+    }
+
+    /// The elements of the value in the order in which they are stored, and where each of these lies in the buffer: two layouts of one
+    /// shape. `None` where strides cannot express the latter.
+    pub fn layouts(&self, graph: &Graph, placement: &Placement) -> Option<(Layout, Layout)> {
+        let whole = |id: NodeId| Layout::contiguous(&graph.node(id).shape);
+        let order = match (self.copy, self.joined) {
+            (Some(copy), _) => copied(graph, placement, copy)?.1,
+            (None, Some((node, operand))) => placement.get(graph.node(node).inputs[operand])?.layout.clone(),
+            (None, None) => whole(self.value),
+        };
+        let Some((node, operand)) = self.joined else {
+            let place = Layout::contiguous(&order.shape);
+            return Some((order, place));
+        };
+        let Op::Concat { axis } = graph.node(node).op else { return None };
+        let inputs = &graph.node(node).inputs;
+        let before: usize = inputs[..operand].iter().map(|&input| graph.node(input).shape[axis]).sum();
+        let length = graph.node(inputs[operand]).shape[axis];
+        let part = whole(node).view(&View::Slice { axis, start: before, length })?;
+        let place = part.view(&View::Reshape(order.shape.clone()))?;
+        Some((order, place))
+    }
+}
+
+/// What a copy holds: the value that it is of, and how its elements lie in that in their order.
+pub(crate) fn copied(graph: &Graph, placement: &Placement, copy: NodeId) -> Option<(NodeId, Layout)> {
+    let node = graph.node(copy);
+    let Op::View(view) = &node.op else { return None };
+    let placed = placement.get(*node.inputs.first()?)?;
+    // A shape that strides cannot express has the order of its operand.
+    let layout = placed.layout.view(view).or_else(|| matches!(view, View::Reshape(_)).then(|| placed.layout.clone()));
+    Some((placed.base, layout?))
 }
 
 impl Structure {

@@ -204,9 +204,7 @@ impl<'a> Grouping<'a> {
     fn merge_whole_calls(&mut self, is_wanted: fn(&Call) -> bool) {
         let graph = self.rules.graph;
         for call in graph.calls().iter().filter(|call| is_wanted(call)) {
-            let nodes: Vec<NodeId> = (call.start..call.end).filter_map(|index| graph.id(index)).collect();
-            let nodes: Vec<NodeId> = nodes.into_iter().filter(|id| self.group_of[id.index()].is_some()).collect();
-            let nodes = self.with_recomputed_scores(nodes);
+            let nodes = self.whole_call(call);
             let mut groups: Vec<usize> = nodes.iter().filter_map(|id| self.group_of[id.index()]).collect();
             groups.sort_unstable();
             groups.dedup();
@@ -217,6 +215,12 @@ impl<'a> Grouping<'a> {
                 self.groups[groups[0]] = nodes;
             }
         }
+    }
+
+    /// Nodes of a call that a kernel computes, and of the scores that are recomputed for it, in order.
+    fn whole_call(&self, call: &Call) -> Vec<NodeId> {
+        let nodes = (call.start..call.end).filter_map(|index| self.rules.graph.id(index));
+        self.with_recomputed_scores(nodes.filter(|id| self.group_of[id.index()].is_some()).collect())
     }
 
     /// Attention and its consumers are one kernel as far as one is offered. Whole chains are tried, consumer after consumer: with a
@@ -253,13 +257,15 @@ impl<'a> Grouping<'a> {
     fn merge_gradients(&mut self) {
         let Rules { graph, placement, .. } = self.rules;
         for call in graph.calls().iter().filter(|call| is_attention_gradient(call)) {
-            let Some(first) = (call.start..call.end).find_map(|index| self.group_of[index]) else { continue };
-            let after = after_gradient(graph, placement, &self.groups[first], &self.readers);
-            let mut groups = vec![first];
-            groups.extend(after.iter().filter_map(|id| self.group_of[id.index()]));
+            // The call alone may have no kernel where heads share keys.
+            let core = self.whole_call(call);
+            let after = after_gradient(graph, placement, &core, &self.readers);
+            let mut groups: Vec<usize> = core.iter().chain(&after).filter_map(|id| self.group_of[id.index()]).collect();
+            groups.sort_unstable();
+            groups.dedup();
             let mut nodes: Vec<NodeId> = groups.iter().flat_map(|&group| self.groups[group].iter().copied()).collect();
             nodes.sort_unstable();
-            let alone = nodes.len() == self.groups[first].len() + after.len();
+            let alone = nodes.len() == core.len() + after.len();
             if groups.len() > 1 && alone && self.allowed(&nodes, &groups).is_ok() && !self.comes_back(&groups) {
                 self.join(&groups);
             }

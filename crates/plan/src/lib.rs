@@ -62,7 +62,7 @@ pub use assess::{Assessment, AtomSheet, Fusion, FusionKind, PinPrice, Question, 
 pub use catalog::{Catalog, Conceivable, Primitives, primitive_work};
 pub use chain::{
     AttentionGradientLink, AttentionLink, AttentionRequest, Chain, CrossEntropyGradientLink, CrossEntropyLink, Link,
-    Reach, Side, Structure,
+    Reach, Side, StoredGradient, Structure,
 };
 pub use cost::{Bound, Cost, Resources, cost};
 pub use draft::Draft;

@@ -23,7 +23,7 @@ use super::driver::backward::AttentionBackwardTasks;
 use super::driver::block::AttentionBlockTasks;
 use super::driver::rows::AttentionRowsTasks;
 use super::work::{attention_work, backward_work, block_work, rows_work};
-use crate::backward::{self, BackwardOperand, LoweredBackward};
+use crate::backward::{self, LoweredBackward};
 use crate::block::{self, LoweredAttentionBlock};
 use crate::chain::{self, Fit};
 use crate::kernel::{AttentionKernel, AttentionOperand, AttentionResult, LoweredAttention};
@@ -128,11 +128,12 @@ fn make_block(lowered: LoweredAttentionBlock) -> Kernel {
 }
 
 fn make_backward(lowered: LoweredBackward) -> Kernel {
-    let LoweredBackward { kernel, shape, .. } = lowered;
+    let LoweredBackward { kernel, shape, gradients, .. } = lowered;
     let text = format!("gradients of {}, scores computed again\n", kernel.describe());
     let source = CpuSource::described(kernel, text);
-    let tasks = AttentionBackwardTasks(AttentionLaunch { kernel, shape, offsets: starts(&lowered.args) });
-    // SAFETY: of a gradient that fits, tasks touch operands of attention and gradients at the positions of the shape.
+    let attention = AttentionLaunch { kernel, shape, offsets: starts(&lowered.args) };
+    let tasks = AttentionBackwardTasks { attention, gradients };
+    // SAFETY: of a gradient that fits, tasks touch operands of attention at the positions of the shape, and gradients at those of their places.
     unsafe { assemble(source, lowered.arguments(), tasks) }
 }
 
@@ -199,16 +200,16 @@ fn block_fits(lowered: &LoweredAttentionBlock) -> bool {
 
 /// Whether kernels support it: every head has its own keys, in the dtype of its queries.
 fn backward_fits(lowered: &LoweredBackward) -> bool {
-    let LoweredBackward { kernel, shape, args } = lowered;
+    let LoweredBackward { kernel, shape, args, gradients } = lowered;
     let alone = kernel.group == 1 && kernel.kv == kernel.dtype && kernel.result == AttentionResult::Values;
-    let bound = |(operand, arg): (BackwardOperand, &ArgBinding)| match operand {
-        BackwardOperand::Operand(operand) => is_bound(kernel, operand, arg),
-        BackwardOperand::ResultGradient => arg.dtype.bytes() == kernel.dtype.bytes() && !arg.written,
-        BackwardOperand::Gradient(_) => arg.dtype.bytes() == kernel.dtype.bytes() && arg.written,
-    };
-    let counted = kernel.backward_operands().count() == args.len();
+    let inputs = kernel.backward_inputs().count();
+    let Some((read, [result_gradient, stored @ ..])) = args.split_at_checked(inputs) else { return false };
+    let bound = kernel.backward_inputs().zip(read).all(|(operand, arg)| is_bound(kernel, operand, arg));
+    let sized = |arg: &ArgBinding| arg.dtype.bytes() == kernel.dtype.bytes();
+    let placed = gradients.iter().all(|place| place.argument > inputs && place.argument < args.len());
+    let written = stored.iter().all(|arg| sized(arg) && arg.written);
     let computed = alone && kernel.sized(shape, 0).refusal().is_none();
-    computed && counted && kernel.backward_operands().zip(args).all(bound)
+    computed && bound && sized(result_gradient) && !result_gradient.written && written && placed
 }
 
 impl fmt::Display for AttentionRows<TileProgram> {

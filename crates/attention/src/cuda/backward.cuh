@@ -6,7 +6,7 @@
 // - Numbers: delta is a sum over the very products that it is subtracted from, in f32, not over a rounded result: where one
 //   key has all the weight, slopes that cancel still do.
 // - Every head has keys of its own, at a stride of 0 where they are shared, and gradients of its own; by warpgroups heads of a group share keys,
-//   whose gradients are the sums over the group. Gradients are contiguous.
+//   whose gradients are the sums over the group. Gradients are stored in the order of heads or of positions, each in a buffer or side by side.
 // - Every element is written once, by one block, its sum in one order: the same bits on every run.
 
 // The parameter: that of attention, whose result is here the gradient that comes in, then what is made.
@@ -18,6 +18,7 @@ struct Backward {
     Element* g_dq;
     Element* g_dk;
     Element* g_dv;
+    Strides dq, dk, dv;
 };
 
 // Of a row, as far as a thread has seen it: the largest score, sums of powers of 2 below it, alone and times slopes.

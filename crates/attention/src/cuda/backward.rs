@@ -15,7 +15,6 @@
 
 use std::fmt;
 
-use deuteron_codegen::argument::ArgBinding;
 use deuteron_codegen::cuda::grid::{CudaSource, Grid, Grids, Word};
 use deuteron_codegen::cuda::target::CudaTarget;
 use deuteron_codegen::kernel::{Family, Kernel, Launch, Offer, Request, Source, offered};
@@ -27,8 +26,7 @@ use super::hopper::{self, MappedRows};
 use super::text::{HOPPER, PLAIN, TENSOR, text};
 use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS};
 use super::words::{is_aligned, words};
-use crate::backward::BackwardOperand;
-use crate::backward::{self, LoweredBackward};
+use crate::backward::{self, GradientPlace, LoweredBackward};
 use crate::chain::{self, Fit};
 use crate::kernel::{AttentionKernel, AttentionMask, AttentionOperand, AttentionShape};
 
@@ -215,11 +213,11 @@ fn is_narrow(dtype: Dtype) -> bool {
 
 /// The variant for a gradient. Heads that are summed are for warpgroups alone: a family offers no others.
 pub fn choose(gradient: &LoweredBackward, target: &CudaTarget) -> BackwardVariant {
-    let LoweredBackward { kernel, shape, args } = gradient;
+    let LoweredBackward { kernel, shape, args, .. } = gradient;
     let many = shape.queries.min(shape.keys) >= MANY;
     // Gradients of wide keys and values are made in two halves of whole sixteens.
     let whole = kernel.width.is_multiple_of(if kernel.width > NARROW { 32 } else { 16 });
-    let aligned = is_aligned(kernel, shape, args);
+    let aligned = is_aligned(kernel, shape, args) && gradient.gradients_start_at(16);
     if many && aligned && takes_hopper(kernel, shape, target) {
         return BackwardVariant::Hopper;
     }
@@ -290,13 +288,13 @@ fn constants(tiles: &BackwardTiles) -> String {
 
 /// The grids of a launch; none where there is nothing to write.
 fn grids(gradient: &LoweredBackward, variant: &BackwardVariant, target: &CudaTarget) -> Grids {
-    let LoweredBackward { kernel, shape, args } = gradient;
+    let LoweredBackward { kernel, shape, .. } = gradient;
     let heads = shape.batch * shape.heads;
     let grid = |entry, blocks: usize, threads, shared: usize, words: Vec<Word>| Grid {
         shared: shared as u32,
         ..Grid::new(entry, blocks, threads, words)
     };
-    let words = backward_words(kernel, shape, args);
+    let words = backward_words(gradient);
     let sides = [("backward_queries", shape.queries), ("backward_keys", shape.keys)];
     let (mut queries, mut statistics) = (shape.queries, STATISTICS);
     let list = match variant {
@@ -312,7 +310,7 @@ fn grids(gradient: &LoweredBackward, variant: &BackwardVariant, target: &CudaTar
                 let owns_queries = entry == "backward_queries";
                 let owned = if owns_queries { heads } else { heads / kernel.group.max(1) };
                 let blocks = (owned * positions.div_ceil(HOPPER_ROWS)).min(target.processors);
-                let words = hopper_words(kernel, shape, args, owns_queries);
+                let words = hopper_words(gradient, owns_queries);
                 grid(entry, blocks, HOPPER_THREADS, hopper_shared(kernel.width), words)
             })
         }
@@ -336,17 +334,13 @@ fn grids(gradient: &LoweredBackward, variant: &BackwardVariant, target: &CudaTar
 }
 
 /// The parameter of one of the kernels of `hopper_backward.cuh`, as it lists it.
-fn hopper_words(
-    kernel: &AttentionKernel,
-    shape: &AttentionShape,
-    args: &[ArgBinding],
-    owns_queries: bool,
-) -> Vec<Word> {
+fn hopper_words(gradient: &LoweredBackward, owns_queries: bool) -> Vec<Word> {
+    let LoweredBackward { kernel, shape, args, .. } = gradient;
     let maps = mapped_rows(kernel, shape).map(|rows| {
         let is_owned = owns_queries == matches!(rows.operand, AttentionOperand::Q | AttentionOperand::O);
         Word::Map(rows.map(kernel, args, if is_owned { HOPPER_ROWS } else { HOPPER_TILE }))
     });
-    let mut words: Vec<Word> = maps.into_iter().chain(backward_words(kernel, shape, args)).collect();
+    let mut words: Vec<Word> = maps.into_iter().chain(backward_words(gradient)).collect();
     // What is read again and again: keys and values of a head; queries and slopes of all heads of a group.
     let group = kernel.group.max(1);
     let section = match owns_queries {
@@ -355,20 +349,21 @@ fn hopper_words(
     };
     words.push(Word::Number(section as u64));
     // The parameter is a multiple of a map's alignment.
-    words.extend([Word::Number(0); 13]);
+    words.extend([Word::Number(0); 4]);
     words
 }
 
 /// The parameter, as `backward.cuh` lists it.
-fn backward_words(kernel: &AttentionKernel, shape: &AttentionShape, args: &[ArgBinding]) -> Vec<Word> {
+fn backward_words(gradient: &LoweredBackward) -> Vec<Word> {
+    let LoweredBackward { kernel, shape, args, gradients } = gradient;
     // The gradient that comes in stands where attention has its result.
     let mut words = words(kernel, shape, args, 1);
     words.push(Word::Workspace(0));
-    for operand in [AttentionOperand::Q, AttentionOperand::K, AttentionOperand::V] {
-        let gradient = BackwardOperand::Gradient(operand);
-        let position = kernel.backward_operands().position(|known| known == gradient).unwrap_or_default();
-        let offset = args.get(position).map_or(0, |arg| arg.offset) * kernel.dtype.bytes();
-        words.push(Word::Argument { position, offset });
-    }
+    words.extend(gradients.map(|GradientPlace { argument, offset, .. }| Word::Argument {
+        position: argument,
+        offset: offset * kernel.dtype.bytes(),
+    }));
+    let strides = gradients.map(|place| [place.strides.batch, place.strides.head, place.strides.position]);
+    words.extend(strides.into_iter().flatten().map(|stride| Word::Number(stride as u64)));
     words
 }

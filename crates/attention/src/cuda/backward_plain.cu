@@ -91,14 +91,14 @@ static __device__ __forceinline__ Ended end_row(Centred r) {
 }
 
 // Rows of a gradient, times a factor.
-static __device__ __forceinline__ void store(Element* g_to, const float (&r)[4][COLUMNS], float factor, int row, int end) {
+static __device__ __forceinline__ void store(Element* g_to, u64 stride, const float (&r)[4][COLUMNS], float factor, int row, int end) {
     const int x = threadIdx.x % 16;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) {
             const int column = x + 16 * c;
-            if (row + i < end && column < WIDTH) g_to[(u64)(row + i) * WIDTH + column] = narrow<STORAGE>(r[i][c] * factor);
+            if (row + i < end && column < WIDTH) g_to[(row + i) * stride + column] = narrow<STORAGE>(r[i][c] * factor);
         }
     }
 }
@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
         }
         add_weighted(r_dq, s, facing[0]);
     }
-    store(p.g_dq + of_all * of.queries * WIDTH, r_dq, SCALE, row, end);
+    store(p.g_dq + start(p.dq, sequence, head), p.dq.position, r_dq, SCALE, row, end);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __grid_constant__ Backward p) {
@@ -203,7 +203,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
         for (int i = 0; i < 16; ++i) s.weights[4 * y + i / 4][x + 16 * (i % 4)] = r.slope[i / 4][i % 4];
         add_weighted(r_dk, s, facing[0]);
     }
-    const u64 rows = of_all * of.keys * WIDTH;
-    store(p.g_dk + rows, r_dk, SCALE, row, keys);
-    store(p.g_dv + rows, r_dv, DROPOUT ? KEPT : 1.0f, row, keys);
+    store(p.g_dk + start(p.dk, sequence, head), p.dk.position, r_dk, SCALE, row, keys);
+    store(p.g_dv + start(p.dv, sequence, head), p.dv.position, r_dv, DROPOUT ? KEPT : 1.0f, row, keys);
 }

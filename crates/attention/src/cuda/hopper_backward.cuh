@@ -46,7 +46,7 @@ struct Mapped {
     TensorMap q, slope, k, v;
     Backward backward;
     u64 section;  // heads whose tiles are worked on together: of queries or of keys, as the kernel's blocks own them
-    u64 filler[13];
+    u64 filler[4];
 };
 
 // What a block owns, and which tiles of the other side it needs: of keys those of one head, of queries those of each head of the group.
@@ -209,8 +209,8 @@ static __device__ __forceinline__ void clear(Result& r) {
 }
 
 // A warp's rows of a gradient, through shared memory.
-static __device__ __forceinline__ void store_gradient(char* s_base, const Thread& thread, int which, Element* g_to, int first,
-                                                      int positions, const Result& r, float factor) {
+static __device__ __forceinline__ void store_gradient(char* s_base, const Thread& thread, int which, Element* g_to, u64 stride,
+                                                      int first, int positions, const Result& r, float factor) {
     char* s_rows = s_base + AT_RESULTS + which * OWN_BYTES + (thread.group * 64 + thread.warp * 16) * 128;
 #pragma unroll
     for (int step = 0; step < WIDTH / 16; ++step) {
@@ -222,7 +222,7 @@ static __device__ __forceinline__ void store_gradient(char* s_base, const Thread
     }
     __syncwarp();
     const int row = first + thread.group * 64 + thread.warp * 16;
-    store_staged<OWN * 128>(s_rows, g_to + (u64)row * WIDTH, WIDTH, positions - row);
+    store_staged<OWN * 128>(s_rows, g_to + row * stride, stride, positions - row);
     __syncwarp();
 }
 

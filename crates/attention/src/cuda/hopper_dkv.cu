@@ -149,9 +149,9 @@ static __device__ __forceinline__ void work_on_keys(const Mapped& p, Ring ring, 
         }
         find_keys(p, opaque(round), work);
         if constexpr (!FREED) named_barrier_sync(GROUP_BARRIER + thread.group, 128);
-        const u64 rows = (work.sequence * (of.heads / of.group) + work.head) * of.keys * WIDTH;
-        store_gradient(s_base, thread, 0, p.backward.g_dk + rows, work.first, keys, r_dk, SCALE);
-        store_gradient(s_base, thread, 1, p.backward.g_dv + rows, work.first, keys, r_dv, 1.0f);
+        const Backward& to = p.backward;
+        store_gradient(s_base, thread, 0, to.g_dk + start(to.dk, work.sequence, work.head), to.dk.position, work.first, keys, r_dk, SCALE);
+        store_gradient(s_base, thread, 1, to.g_dv + start(to.dv, work.sequence, work.head), to.dv.position, work.first, keys, r_dv, 1.0f);
         if constexpr (!FREED) release_own(ring, thread);
     }
 }

@@ -281,8 +281,8 @@ static __device__ __forceinline__ void work_on_queries(const Mapped& p, Ring rin
             if (thread.column == 0) rows_of(p, work.sequence, work.head)[row + half * 8] = exists ? rows[half] : make_float2(0.0f, 0.0f);
         }
         if constexpr (!FREED) named_barrier_sync(GROUP_BARRIER + thread.group, 128);
-        Element* g_dq = p.backward.g_dq + (work.sequence * of.heads + work.head) * of.queries * WIDTH;
-        store_gradient(s_base, thread, 0, g_dq, work.first, queries, r_dq, SCALE);
+        Element* g_dq = p.backward.g_dq + start(p.backward.dq, work.sequence, work.head);
+        store_gradient(s_base, thread, 0, g_dq, p.backward.dq.position, work.first, queries, r_dq, SCALE);
         if constexpr (!FREED) release_own(ring, thread);
     }
 }

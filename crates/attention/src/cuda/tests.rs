@@ -214,7 +214,7 @@ mod gradient {
             ArgBinding { base, dtype, written, offset, leading: Vec::new(), table_rows: 0 }
         };
         let args = kernel.backward_operands().map(binding).collect();
-        LoweredBackward { kernel: *kernel, shape, args }
+        LoweredBackward::apart(*kernel, shape, args)
     }
 
     fn chosen(kernel: AttentionKernel, shape: AttentionShape, offset: usize, arch: Arch) -> BackwardVariant {
@@ -319,8 +319,11 @@ mod gradient {
         // The gradient that comes in is where attention has its result.
         let none = Word::Number(0);
         assert_eq!(words[..7], [at(0, 16), at(1, 16), at(2, 16), at(3, 32), at(4, 32), none, at(5, 16)]);
-        assert_eq!(words[words.len() - 4..], [Word::Workspace(0), at(6, 0), at(7, 0), at(8, 0)]);
-        assert_eq!(words.len(), 9 + 6 + 15 + 4);
+        let (made, strides) = words[words.len() - 13..].split_at(4);
+        assert_eq!(made, [Word::Workspace(0), at(6, 0), at(7, 0), at(8, 0)]);
+        let of_heads = |positions: u64| [4 * positions * 64, positions * 64, 64].map(Word::Number);
+        assert_eq!(strides, [of_heads(50), of_heads(600), of_heads(600)].concat());
+        assert_eq!(words.len(), 9 + 6 + 15 + 4 + 9);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The gradient of each primitive.
 
 use super::{Contribution, Reverse, Value};
+use crate::dtype::Dtype;
 use crate::error::GraphError;
 use crate::node::NodeId;
 use crate::op::{BinaryOp, CompareOp, Op, ReduceOp, UnaryOp, View};
@@ -26,7 +27,10 @@ impl Reverse {
             Op::Select => self.select_backward(&node.inputs, gradient),
             Op::Cast(_) => self.send(x, |reverse, x| {
                 let dtype = reverse.graph.node(x).dtype;
-                reverse.graph.cast(gradient, dtype)
+                Ok(match reverse.widened_from(gradient, dtype) {
+                    Some(narrow) => narrow,
+                    None => reverse.graph.cast(gradient, dtype)?,
+                })
             }),
             Op::RowReduce(op) => self.reduce_backward(*op, id, node.inputs[0], gradient),
             Op::ColumnSum => self.send(x, |reverse, x| reverse.spread(gradient, x)),
@@ -47,6 +51,15 @@ impl Reverse {
             Op::View(view) => self.view_backward(view, node.inputs[0], gradient),
             Op::Concat { axis } => self.concat_backward(*axis, &node.inputs, gradient),
         }
+    }
+
+    /// The value of this type that a gradient was widened from, if it was: rounding the gradient to that type gives the same value again, and another
+    /// node for it would be stored once more.
+    fn widened_from(&self, gradient: NodeId, dtype: Dtype) -> Option<NodeId> {
+        let node = self.graph.node(gradient);
+        let source = *node.inputs.first()?;
+        let widens = node.op == Op::Cast(Dtype::F32) && matches!(dtype, Dtype::F16 | Dtype::Bf16);
+        (widens && self.graph.node(source).dtype == dtype).then_some(source)
     }
 
     fn unary_backward(&mut self, op: UnaryOp, y: NodeId, x: NodeId, g: NodeId) -> Result<(), GraphError> {

@@ -9,6 +9,7 @@ mod attention_gradient;
 mod bytes;
 mod cross_entropy;
 mod experts;
+mod gradient_places;
 mod joined;
 mod ladder;
 mod masks;

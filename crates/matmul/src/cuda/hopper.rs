@@ -27,7 +27,7 @@ mod time;
 pub(super) use self::maps::{is_fit_for_map, pad_to_maps};
 pub use self::tile::{HopperTile, Sharing, WIDTHS};
 pub(super) use self::tile::{Types, fastest_walk, walk_us};
-pub(crate) use self::time::library_us;
+pub(crate) use self::time::library_in_plan_us;
 
 use std::fmt::Write as _;
 
@@ -118,7 +118,7 @@ impl Family<CudaTarget> for HopperFamily {
         let kernel = HopperKernel::new(sides::lower(&group, fit), target)?;
         let ours = kernel.microseconds(target);
         let theirs = library::fit(&group).filter(|library| library.dtype != Dtype::I8);
-        if theirs.is_some_and(|library| library_us(&kernel.launch.shape, library.epilogue) < ours) {
+        if theirs.is_some_and(|library| library_in_plan_us(&kernel.launch.shape, library.epilogue) < ours) {
             return None;
         }
         let drawback = kernel.drawback(target);
@@ -313,8 +313,8 @@ impl HopperKernel {
         if rights > 1.0 {
             // What works on several results reads all but one of them again.
             let results = self.matmul.epilogue.as_ref().map_or(0, |epilogue| stores(&epilogue.body)) as f64;
-            let apart =
-                rights * library_us(shape, LibraryEpilogue::None) + (rights - results).max(0.0) * rows_us(shape);
+            let apart = rights * library_in_plan_us(shape, LibraryEpilogue::None)
+                + (rights - results).max(0.0) * rows_us(shape);
             if apart < ours {
                 return Some("the matmuls one after another end earlier");
             }

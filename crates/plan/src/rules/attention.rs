@@ -81,8 +81,8 @@ impl<'a> Rules<'a> {
         self.chain_around(prologue, matmuls, epilogue)
     }
 
-    /// A whole gradient call, preceded by the scores that are recomputed for it and followed by what becomes of its gradients: a reshape, or
-    /// sums over heads that share keys.
+    /// A whole gradient call, preceded by the scores that are recomputed for it and followed by what becomes of its gradients: a copy in
+    /// another order or shape, sums over heads that share keys, a concatenation.
     fn attention_gradient(
         &self,
         nodes: &[NodeId],
@@ -93,7 +93,7 @@ impl<'a> Rules<'a> {
         let (after, core): (Vec<NodeId>, Vec<NodeId>) =
             nodes.iter().partition(|id| rest.contains(id) && !is_recomputed_attention(self.graph, **id));
         let endings: Vec<Ending> =
-            outputs.iter().filter_map(|&id| Ending::of(self.graph, self.placement, &core, id)).collect();
+            outputs.iter().flat_map(|&id| Ending::all_of(self.graph, self.placement, &core, id)).collect();
         let explained = |id: &NodeId| endings.iter().any(|ending| ending.nodes.contains(id));
         let link = gradient_link(self.graph, self.placement, &core, &endings);
         // What follows is part of the kernel, or there is a kernel of the gradient and one of what follows.

@@ -10,7 +10,7 @@ use deuteron_graph::{
     BinaryOp, CompareOp, Composite, Dtype, Graph, Mask, NodeId, Op, ScoreWork, Shape, UnaryOp, View, differentiate,
 };
 
-use crate::chain::{AttentionGradientLink, AttentionRequest};
+use crate::chain::{AttentionGradientLink, AttentionRequest, StoredGradient, copied};
 use crate::layout::{Layout, Placement, merge_contiguous};
 
 /// A gradient and what is stored of it.
@@ -18,33 +18,67 @@ use crate::layout::{Layout, Placement, merge_contiguous};
 pub(super) struct Ending {
     /// of the call
     pub gradient: NodeId,
-    /// what is made of it, the last one stored; none where it is stored itself
+    /// what is made of it; none where it is stored itself
     pub nodes: Vec<NodeId>,
+    /// where it is stored
+    pub stored: StoredGradient,
     /// heads that are summed, of the axis before positions; 1 where none are
     pub group: usize,
 }
 
 impl Ending {
-    /// The gradient, made by one of `core`, that `stored` holds in its own order, or whose sums over the heads of
-    /// groups it holds.
-    pub fn of(graph: &Graph, placement: &Placement, core: &[NodeId], stored: NodeId) -> Option<Ending> {
+    /// The gradients, made by one of `core`, that `stored` holds, or whose sums over the heads of groups it holds: one in its own order or in
+    /// another one, or several side by side. None where it holds anything else.
+    pub fn all_of(graph: &Graph, placement: &Placement, core: &[NodeId], stored: NodeId) -> Vec<Ending> {
+        let node = graph.node(stored);
+        if !matches!(node.op, Op::Concat { .. }) {
+            return Ending::of_value(graph, placement, core, stored).into_iter().collect();
+        }
+        let part = |(operand, &input): (usize, &NodeId)| {
+            let placed = placement.get(input)?;
+            let mut ending = match is_reordering(&placed.layout, graph.node(placed.base).shape.elements()) {
+                true => Ending::of_value(graph, placement, core, placed.base)?,
+                false => return None,
+            };
+            // Only one of both changes the order.
+            if ending.stored.copy.is_some() && !placed.layout.is_contiguous() {
+                return None;
+            }
+            ending.nodes.push(stored);
+            ending.stored.joined = Some((stored, operand));
+            (graph.node(ending.gradient).dtype == node.dtype).then_some(ending)
+        };
+        let parts: Option<Vec<Ending>> = node.inputs.iter().enumerate().map(part).collect();
+        // A kernel stores a gradient once.
+        let twice = |parts: &[Ending]| {
+            parts.iter().enumerate().any(|(at, part)| parts[..at].iter().any(|other| other.gradient == part.gradient))
+        };
+        parts.filter(|parts| !twice(parts)).unwrap_or_default()
+    }
+
+    /// The gradient that a value holds, or whose sums over the heads of groups it holds.
+    fn of_value(graph: &Graph, placement: &Placement, core: &[NodeId], stored: NodeId) -> Option<Ending> {
         let is_core = |id: NodeId| core.binary_search(&id).is_ok();
         let mut nodes = Vec::new();
-        let mut at = stored;
+        let (mut at, mut copy) = (stored, None);
         // A kernel stores its gradients in their own type: sums of gradients that were cast are another kernel's.
         let is_same_type = |gradient: NodeId| graph.node(gradient).dtype == graph.node(stored).dtype;
-        // The same elements in another shape.
+        // The same elements in another shape, or in another order.
         if !is_core(at)
             && let Some((base, layout)) = copied(graph, placement, at)
         {
-            if !layout.is_contiguous() || layout.shape.elements() != graph.node(base).shape.elements() {
+            if !is_reordering(&layout, graph.node(base).shape.elements()) {
                 return None;
             }
             nodes.push(at);
-            at = base;
+            (copy, at) = (Some(at), base);
         }
+        let ending = |gradient, nodes, group| {
+            let stored = StoredGradient { value: at, copy, joined: None };
+            is_same_type(gradient).then_some(Ending { gradient, nodes, stored, group })
+        };
         if is_core(at) {
-            return is_same_type(at).then_some(Ending { gradient: at, nodes, group: 1 });
+            return ending(at, nodes, 1);
         }
         let node = graph.node(at);
         nodes.push(at);
@@ -65,8 +99,24 @@ impl Ending {
         let (group, columns) = (shape[axis], node.shape.elements());
         let heads = merge_contiguous(&Shape::from([group, outer, inner]), &[inner, group * inner, 1]);
         let in_order = layout.offset == 0 && merge_contiguous(&layout.shape, &layout.strides) == heads;
-        (in_order && columns == outer * inner && is_same_type(gradient)).then_some(Ending { gradient, nodes, group })
+        if in_order && columns == outer * inner { ending(gradient, nodes, group) } else { None }
     }
+}
+
+/// Whether a layout goes over all of so many elements, each once.
+fn is_reordering(layout: &Layout, elements: usize) -> bool {
+    let mut axes: Vec<(usize, usize)> = (0..layout.shape.rank())
+        .map(|axis| (layout.strides[axis], layout.shape[axis]))
+        .filter(|&(_, size)| size != 1)
+        .collect();
+    axes.sort_unstable();
+    let mut covered = 1;
+    let dense = axes.iter().all(|&(stride, size)| {
+        let follows = stride == covered;
+        covered *= size;
+        follows
+    });
+    layout.offset == 0 && layout.shape.elements() == elements && (dense || elements == 0)
 }
 
 /// Nodes after the gradient of attention, made by `core`, that its kernel may take, in order. `readers` of a node are those of its buffer.
@@ -78,29 +128,25 @@ pub(crate) fn after_gradient(
 ) -> Vec<NodeId> {
     let mut after = Vec::new();
     for &id in core.iter().filter(|id| matches!(graph.node(**id).op, Op::Matmul { .. })) {
-        // A copy, a sum and a copy at most. What has other readers too is stored for them.
+        // A copy, a sum, a copy and a concatenation at most. What has other readers too is stored for them.
         let follows = |&id: &NodeId| match readers[id.index()].as_slice() {
             &[reader] if core.binary_search(&reader).is_err() => Some(reader),
             _ => None,
         };
-        let path: Vec<NodeId> = std::iter::successors(follows(&id), follows).take(3).collect();
-        let whole = |&&stored: &&NodeId| Ending::of(graph, placement, core, stored).is_some();
-        if let Some(ending) = path.iter().rev().find(whole).and_then(|&id| Ending::of(graph, placement, core, id)) {
-            after.extend(ending.nodes);
-        }
+        let path: Vec<NodeId> = std::iter::successors(follows(&id), follows).take(4).collect();
+        let endings = path.iter().rev().map(|&stored| Ending::all_of(graph, placement, core, stored));
+        after.extend(
+            endings
+                .into_iter()
+                .find(|endings| !endings.is_empty())
+                .into_iter()
+                .flatten()
+                .flat_map(|ending| ending.nodes),
+        );
     }
     after.sort_unstable();
+    after.dedup();
     after
-}
-
-/// What a copy holds: the value that it is of, and how its elements lie in that in their order.
-fn copied(graph: &Graph, placement: &Placement, copy: NodeId) -> Option<(NodeId, Layout)> {
-    let node = graph.node(copy);
-    let Op::View(view) = &node.op else { return None };
-    let placed = placement.get(*node.inputs.first()?)?;
-    // A shape that strides cannot express has the order of its operand.
-    let layout = placed.layout.view(view).or_else(|| matches!(view, View::Reshape(_)).then(|| placed.layout.clone()));
-    Some((placed.base, layout?))
 }
 
 /// The operands and results of a group as the gradient of an attention call, or `None` if it is not exactly that.
@@ -145,7 +191,7 @@ pub(super) fn gradient_link(
         seed: attention.seed.and_then(leaf),
     };
     let result_gradient = leaf(attention.result_gradient)?;
-    let gradients = endings.map(|ending| ending.nodes.first().copied().unwrap_or(ending.gradient));
+    let gradients = endings.map(|ending| ending.stored);
     Some(AttentionGradientLink { request, result_gradient, gradients, group })
 }
 

@@ -128,7 +128,39 @@ fn the_operands_of_a_gradient_of_attention_are_known_if_it_is_just_that() {
     assert_eq!(link.request.operands, graph.inputs()[..3]);
     assert_eq!((link.request.scale, link.request.mask, link.request.p), (0.5, Mask::Full, 0.0));
     let stored: Vec<NodeId> = graph.outputs().iter().map(|output| output.node).collect();
-    assert!(link.gradients.iter().all(|gradient| stored.contains(gradient)), "{link:?} of {stored:?}");
+    assert!(link.gradients.iter().all(|gradient| stored.contains(&gradient.buffer())), "{link:?} of {stored:?}");
+}
+
+/// Queries, keys and values that are parts of one value of positions: their gradients are stored side by side, as its gradient.
+#[test]
+fn gradients_of_attention_are_stored_in_the_order_of_their_readers() {
+    let heads = |name: &str, from: &str| {
+        format!("{name}a = reshape {from} [2,32,4,16] ; {name} = transpose {name}a [0,2,1,3] ; ")
+    };
+    let together = format!(
+        "x = input bf16[2,32,192] ; qs = slice x axis=2 start=0 length=64 ; ks = slice x axis=2 start=64 length=64 ; vs = slice x axis=2 start=128 length=64 ;
+         {}{}{} a = attention q k v mask=causal ; out a",
+        heads("q", "qs"),
+        heads("k", "ks"),
+        heads("v", "vs")
+    );
+    let (graph, link) = gradient(&together, 1);
+    let Some(Link::AttentionGradient(Some(link))) = link else { panic!("{link:?}") };
+    let stored = graph.outputs()[1].node;
+    assert_eq!(link.gradients.map(|gradient| gradient.buffer()), [stored; 3]);
+    assert_eq!(link.gradients.map(|gradient| gradient.joined), [0, 1, 2].map(|operand| Some((stored, operand))));
+
+    let apart = format!(
+        "x = input bf16[2,32,64] ; y = input bf16[2,32,64] ; z = input bf16[2,32,64] ; {}{}{} a = attention q k v ; out a",
+        heads("q", "x"),
+        heads("k", "y"),
+        heads("v", "z")
+    );
+    let (graph, link) = gradient(&apart, 3);
+    let Some(Link::AttentionGradient(Some(link))) = link else { panic!("{link:?}") };
+    let stored: Vec<NodeId> = graph.outputs()[1..].iter().map(|output| output.node).collect();
+    assert_eq!(link.gradients.map(|gradient| gradient.buffer()).as_slice(), stored);
+    assert!(link.gradients.iter().all(|gradient| gradient.copy.is_some() && gradient.joined.is_none()), "{link:?}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use deuteron_graph::Dtype;
 use super::super::super::Attention;
 use super::super::{Backward, Finished, Forward, Inputs, Output, Shared, backward, combine, finish, forward};
 use super::{AttentionLaunch, heads};
+use crate::backward::GradientPlace;
 use crate::kernel::{AttentionShape, HeadStrides};
 
 /// Minimum number of queries for which bf16 attention is recomputed on matrix tiles.
@@ -19,16 +20,22 @@ const MANY_QUERIES: usize = 64;
 
 /// A launch of the gradient of attention. Strides of the result are those of its gradient, and every head has keys of its own.
 #[derive(Debug)]
-pub(crate) struct AttentionBackwardTasks(pub AttentionLaunch);
+pub(crate) struct AttentionBackwardTasks {
+    /// attention; offsets are of all arguments
+    pub attention: AttentionLaunch,
+    /// where gradients of queries, keys and values are stored
+    pub gradients: [GradientPlace; 3],
+}
 
 impl CpuLaunch for AttentionBackwardTasks {
     fn prepare(&self, _threads: usize, isa: Isa) -> Box<dyn CpuTask> {
-        let AttentionLaunch { kernel, shape, .. } = &self.0;
+        let AttentionLaunch { kernel, shape, .. } = &self.attention;
         let attention = kernel.sized(shape, 0);
         let rows = shape.batch * shape.heads * shape.queries;
         let parts = [rows * kernel.width, 2 * rows, attention.partial_elements(), attention.gradient_elements()];
         Box::new(AttentionBackwardTask {
-            launch: self.0.clone(),
+            launch: self.attention.clone(),
+            gradients: self.gradients,
             isa,
             amx: Amx::detect(),
             tiles: attention.scratch_elements(),
@@ -39,6 +46,7 @@ impl CpuLaunch for AttentionBackwardTasks {
 
 struct AttentionBackwardTask {
     launch: AttentionLaunch,
+    gradients: [GradientPlace; 3],
     isa: Isa,
     amx: Option<Amx>,
     /// Floats of the tiles of a worker.
@@ -145,20 +153,22 @@ impl AttentionBackwardTask {
         inputs: &Inputs,
         parts: Parts,
     ) -> Result<(), TaskError> {
-        let AttentionShape { queries, keys, o, .. } = self.launch.shape;
-        let place = |position: usize, strides| heads(self.launch.address(position, run.addresses), strides);
-        // The gradient of the result, and the three that are written, are the last arguments.
-        let first = run.addresses.len() - 4;
+        let AttentionShape { queries, o, .. } = self.launch.shape;
+        let AttentionLaunch { kernel, .. } = &self.launch;
+        let result_gradient = self.launch.address(kernel.backward_inputs().count(), run.addresses);
+        let [of_queries, of_keys, of_values] = self.gradients.map(|GradientPlace { argument, offset, strides }| {
+            heads(run.addresses[argument].wrapping_add(offset * kernel.dtype.bytes()), strides)
+        });
         let job = Backward {
             attention,
             inputs,
             output: heads(parts.result.0.cast(), self.rows_of(queries)),
             output_dtype: Dtype::F32,
             statistics: parts.statistics,
-            output_gradient: place(first, o),
-            query_gradient: place(first + 1, self.rows_of(queries)),
-            key_gradient: place(first + 2, self.rows_of(keys)),
-            value_gradient: place(first + 3, self.rows_of(keys)),
+            output_gradient: heads(result_gradient, o),
+            query_gradient: of_queries,
+            key_gradient: of_keys,
+            value_gradient: of_values,
             partials: parts.gradients,
             amx: self.amx,
         };

@@ -89,6 +89,9 @@ a = attention q k v mask=causal ; out a";
     let one = "q = input float[9,8] ; a = attention q q q ; out a";
     for dtype in Dtype::FLOATS {
         [views, grouped, one].iter().for_each(|text| check(text, dtype));
+        let graph = gradients(views, dtype, "x");
+        let session = Session::new(&Engine::cpu(), &graph, Strategy::Greedy).unwrap();
+        assert_eq!(count(&session, GroupKind::Copy), 0, "gradients are stored side by side\n{}", session.plan());
     }
 }
 

@@ -9,8 +9,8 @@ use deuteron::fuse::{FuseOptions, fuse};
 use deuteron::listing::kernels;
 use deuteron::tune::{DropReason, tune};
 use deuteron::{
-    Activation, DeviceError, Dtype, Engine, Error, FusedOp, Graph, GroupKind, Launching, Recorded, Session, Strategy,
-    Tensor, attention_interior, differentiate, recompute, seed,
+    Activation, Backend, DeviceError, Dtype, Engine, Error, FusedOp, Graph, GroupKind, Launching, Recorded, Session,
+    Strategy, Tensor, attention_interior, differentiate, recompute, seed,
 };
 use deuteron_testkit::hardware;
 use half::bf16;
@@ -137,7 +137,7 @@ fn check_one_kernel(engine: &Engine, texts: &[&str]) {
 }
 
 /// The gradient of attention: heads that are slices of one tensor, a mask, dropout, shared keys, few rows, wide heads.
-const GRADIENTS: [&str; 7] = [
+const GRADIENTS: [&str; 8] = [
     ATTENTION[0],
     "q = input float[2,2,100,40] ; k = input float[2,2,130,40] ; v = input float[2,2,130,40] ; m = input f32[2,1,100,130]
 a = attention q k v m mask=additive ; out a",
@@ -150,12 +150,32 @@ k = broadcast k1 [2,2,3,70,16] ; v = broadcast v1 [2,2,3,70,16] ; a = attention 
 a = attention q k v scale=0.3 ; out a",
     "q = input float[2,70,129,64] ; k = input float[2,70,129,64] ; v = input float[2,70,129,64]
 a = attention q k v mask=causal ; out a",
+    SIDE_BY_SIDE,
 ];
+
+/// Parts of one value of positions, whose gradient is one too.
+const SIDE_BY_SIDE: &str = "x = input float[2,131,576]
+q1 = slice x axis=2 start=0 length=192 ; q2 = reshape q1 [2,131,3,64] ; q = transpose q2 [0,2,1,3]
+k1 = slice x axis=2 start=192 length=192 ; k2 = reshape k1 [2,131,3,64] ; k = transpose k2 [0,2,1,3]
+v1 = slice x axis=2 start=384 length=192 ; v2 = reshape v1 [2,131,3,64] ; v = transpose v2 [0,2,1,3]
+a = attention q k v mask=causal ; out a";
+
+/// The same of heads that share keys, whose gradients are sums.
+const GROUPED: &str = "x = input float[2,131,1024]
+q1 = slice x axis=2 start=0 length=512 ; q2 = reshape q1 [2,131,2,2,128] ; q = transpose q2 [0,2,3,1,4]
+k1 = slice x axis=2 start=512 length=256 ; k2 = reshape k1 [2,131,2,1,128] ; k3 = transpose k2 [0,2,3,1,4]
+v1 = slice x axis=2 start=768 length=256 ; v2 = reshape v1 [2,131,2,1,128] ; v3 = transpose v2 [0,2,3,1,4]
+k = broadcast k3 [2,2,2,131,128] ; v = broadcast v3 [2,2,2,131,128]
+a = attention q k v mask=causal ; out a";
 
 #[test]
 fn the_gradient_of_attention_is_one_launch() {
     let Some(engine) = guarded_gpu() else { return };
-    for (text, dtype) in GRADIENTS.iter().flat_map(|text| Dtype::FLOATS.map(|dtype| (text, dtype))) {
+    let all = GRADIENTS.iter().flat_map(|text| Dtype::FLOATS.map(|dtype| (*text, dtype)));
+    // Sums over heads are made by warpgroups alone.
+    let is_hopper = matches!(engine.device().backend(), Backend::Cuda(target) if target.arch.has_wgmma());
+    let grouped = [Dtype::F16, Dtype::Bf16].map(|dtype| (GROUPED, dtype));
+    for (text, dtype) in all.chain(grouped.into_iter().filter(|_| is_hopper)) {
         let graph = parsed(text, dtype);
         let wrt = graph
             .inputs()
@@ -171,6 +191,9 @@ fn the_gradient_of_attention_is_one_launch() {
         let count = |kind: GroupKind| session.plan().groups.iter().filter(|group| group.kind == kind).count();
         let found = (count(GroupKind::Attention), count(GroupKind::Matmul));
         assert_eq!(found, (2, 0), "{dtype}: attention and its gradient\n{text}\n{}", session.plan());
+        if [SIDE_BY_SIDE, GROUPED].contains(&text) {
+            assert_eq!(session.plan().groups.len(), 2, "{dtype}: no copies\n{text}\n{}", session.plan());
+        }
     }
 }
 

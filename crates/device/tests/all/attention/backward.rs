@@ -34,7 +34,7 @@ fn lowered(
     let binding = |operand: BackwardOperand| {
         argument(dtype_of(kernel, operand), matches!(operand, Gradient(_)), offsets(operand))
     };
-    LoweredBackward { kernel: *kernel, shape, args: kernel.backward_operands().map(binding).collect() }
+    LoweredBackward::apart(*kernel, shape, kernel.backward_operands().map(binding).collect())
 }
 
 fn dtype_of(kernel: &AttentionKernel, operand: BackwardOperand) -> Dtype {

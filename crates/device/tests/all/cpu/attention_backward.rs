@@ -15,7 +15,7 @@ fn job(cpu: &Cpu, change: impl Fn(&mut AttentionKernel, &mut AttentionShape), ou
     let (mut kernel, mut shape) = tiny();
     change(&mut kernel, &mut shape);
     let args = (0..7).map(|position| argument(position > 3)).collect();
-    let kernel = family::backward_kernel(LoweredBackward { kernel, shape, args })?;
+    let kernel = family::backward_kernel(LoweredBackward::apart(kernel, shape, args))?;
     let inputs = [0, 1, 1, 2].map(Place::Input);
     let places = inputs.into_iter().chain([0, 1, 2].map(Place::Output)).collect();
     Some(super::job(cpu, kernel, places, 3, &outputs))

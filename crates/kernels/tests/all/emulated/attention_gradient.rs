@@ -33,7 +33,7 @@ fn made(kernel: &AttentionKernel, case: &Case) -> Kernel {
         table_rows: 0,
     };
     let args = kernel.backward_operands().map(binding).collect();
-    let gradient = LoweredBackward { kernel: *kernel, shape: case.shape(kernel), args };
+    let gradient = LoweredBackward::apart(*kernel, case.shape(kernel), args);
     let target = CudaTarget::new(Arch::Sm90a, case.processors);
     assert_eq!(choose(&gradient, &target), BackwardVariant::Hopper, "{case:?}");
     let made = with_variant(&gradient, &BackwardVariant::Hopper, &target);

@@ -262,7 +262,7 @@ impl Case {
             ResultGradient => (kernel.dtype, false),
             Gradient(_) => (kernel.dtype, true),
         });
-        let gradient = LoweredBackward { kernel, shape: self.shape, args };
+        let gradient = LoweredBackward::apart(kernel, self.shape, args);
         let made = backward::with_variant(&gradient, &variant, &CudaTarget::new(Arch::Sm90a, 132));
         let [q, k, v, slope, mask] = self.bytes.each_ref().map(Vec::as_slice);
         let empty = [q, k, v].map(|bytes| vec![0xff; bytes.len()]);

@@ -1,6 +1,7 @@
 use deuteron_codegen::cuda::arch::Arch;
 use deuteron_codegen::library::LibraryEpilogue;
 
+use super::time::library_us;
 use super::*;
 use deuteron_codegen::argument::ArgBinding;
 
