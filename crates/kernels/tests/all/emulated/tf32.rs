@@ -53,7 +53,8 @@ fn matmuls_of_f32() {
 
 #[test]
 fn mistakes_with_f32() {
-    let mistakes: [Mistake; 9] = [
+    let mistakes: [Mistake; 10] = [
+        ("if (ALTERNATES) named_barrier_arrive(TURN_BARRIER + (first ^ 1), MULTIPLIERS);", "", "deadlock"),
         ("batch * PASSES + step % PASSES", "batch * PASSES", "FAILED"),
         ("PASSES - 1 - step % PASSES", "step % PASSES", "FAILED"),
         ("step / PASSES * DEPTH", "step * DEPTH", "FAILED"),

@@ -31,6 +31,8 @@ constexpr int A_BYTES = ROWS / 64 * HALF_BYTES, B_BYTES = B_ROWS ? PIECES * HALF
 constexpr int STAGE_BYTES = (A_BYTES + B_BYTES + 1023) / 1024 * 1024;
 constexpr int HALVES = TURNS ? 2 : ROWS * SIDES / 128;  // 64 rows each, of a warpgroup
 constexpr int TURN_BARRIER = 1, STAGED_BARRIER = 3;
+// Whether warpgroups that share a tile start their multiplications in turn: while one adds a stage, those of the other are carried out.
+constexpr bool ALTERNATES = PASSES == 2 && !TURNS;
 static_assert(SHARERS == 1 || (SPLIT == 1 && CLUSTER == 1 && SIDES == 1), "only neighbours along the rows share B");
 constexpr int B_SHARE = B_ROWS ? DEPTH / SHARERS : RESULT_WIDTH / SHARERS;  // lines of a box of B
 constexpr u16 ALL_SHARERS = (1 << SHARERS) - 1;

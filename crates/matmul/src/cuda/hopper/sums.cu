@@ -77,7 +77,9 @@ static __device__ __forceinline__ void multiply(Accumulator (&sums)[HALVES][COLU
         Accumulator stage[HALVES][COLUMNS / 2];
         clear(stage);
         for (int i = 0; i < steps; i += PASSES, at += PASSES) {
+            if (ALTERNATES) named_barrier_sync(TURN_BARRIER + first, MULTIPLIERS);
             add_stages<COPIED>(stage, ring, first, side, at, true);
+            if (ALTERNATES) named_barrier_arrive(TURN_BARRIER + (first ^ 1), MULTIPLIERS);
             wgmma_wait<0>();
             if constexpr (PASSES == 2) release(ring.empty(at));
             if (i + PASSES < steps) release(ring.empty(at + PASSES - 1));
