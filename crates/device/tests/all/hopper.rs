@@ -95,6 +95,50 @@ fn every_cut_compiles_without_spills() {
     assert!(labels.len() > 16 && failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
 }
 
+/// f32 by products of TF32: both grids of every cut, of operands that lie either way, from nothing that follows to much.
+#[test]
+fn every_cut_of_f32_compiles_without_spills() {
+    let Some(compiler) = compiler() else { return };
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    let follow = "b = weight f32[2304] ; r = input f32[1500,2304] ; seed = input i32[] ; l = add p b ; g = gelu l
+         h = dropout g seed p=0.3 offset=5 ; y = add h r ; out y";
+    let graphs = [
+        "x = input f32[1500,768] ; w = weight f32[768,2304] ; p = matmul x w ; out p".to_string(),
+        format!(
+            "x = input f32[768,1500] ; w = weight f32[2304,768] ; p = matmul x w transpose_a transpose_b ; {follow}"
+        ),
+        "x = input f32[1500,769] ; w = weight f32[2305,769] ; p = matmul x w transpose_b ; y = silu p ; out y"
+            .to_string(),
+        "x = input f32[3,1500,99] ; w = input f32[3,99,1001] ; p = matmul x w ; y = gelu p ; out y".to_string(),
+    ];
+    let (mut labels, mut sources) = (Vec::new(), Vec::new());
+    for (at, text) in graphs.iter().enumerate() {
+        let ours = kernel(text, &target);
+        for (index, tile) in ours.tiles(&target, f64::INFINITY).into_iter().enumerate() {
+            if (index + at) % 3 != 0 {
+                continue;
+            }
+            let Kernel { source: Source::Cuda(source), launch } = ours.clone().with_tile(tile).kernel(&target) else {
+                panic!("a text")
+            };
+            let grids = launch.grids().expect("grids");
+            assert!(grids.list.iter().all(|grid| grid.shared as usize <= target.arch.block_shared()), "{tile}: {text}");
+            labels.push(format!("{tile}: {text}"));
+            sources.push((source, target.arch));
+        }
+    }
+    let mut failures = Vec::new();
+    for (label, cubin) in labels.iter().zip(compiled(&compiler, sources)) {
+        assert_eq!(cubin.entries.len(), 2);
+        let spilled: u32 = cubin.entries.iter().map(|entry| entry.spill_stores + entry.spill_loads).sum();
+        if spilled > 0 {
+            failures.push(format!("spills {spilled} bytes: {label}"));
+        }
+    }
+    println!("{} kernels compiled", labels.len());
+    assert!(labels.len() > 16 && failures.is_empty(), "{} kernels:\n{}", failures.len(), failures.join("\n"));
+}
+
 /// Losses without logits and their gradients: every kernel of a launch.
 #[test]
 fn losses_compile_without_spills() {

@@ -15,6 +15,7 @@ mod ladder;
 mod masks;
 mod matmul;
 mod meeting;
+mod tf32;
 
 use std::fs;
 use std::ops::Range;

@@ -8,7 +8,7 @@
 // and d are among the arguments, the left operand is the layer norm of x with these weights, which the launch itself makes. Where FIRST is a kernel that runs before
 // ENTRY, on a workspace that both share, `first` with the number of its launches and their bytes of workspace stands before them; `kept` with
 // bytes of workspace and of what is kept from launch to launch, where ENTRY alone has them. Where it sums over rows, into f, `summed` with bytes of
-// workspace stands before the launch, and that of the kernel `finish` behind it.
+// workspace stands before the launch, and that of the kernel `finish` behind it. Where PLANTED is defined, operands of f32 have extreme values.
 #include "emulator.h"
 #include "attention.h"
 #include "kernel.h"
@@ -75,6 +75,25 @@ struct Matrices {
     }
 };
 
+#ifdef PLANTED
+// Plants f32 that have no two numbers of TF32 in the last matrix of both operands: NaN of all bits and of the lowest one, infinity before weights that are zero,
+// one and any, the largest number, the smallest ones.
+static void plant(Matrices& x, Matrices& w, bool left, bool right) {
+    const u64 k = left ? x.high : x.wide;
+    const auto word = [](Matrices& of, bool transposed, u64 row, u64 column) -> u32& { return *(u32*)of.place(of.count - 1, transposed ? column : row, transposed ? row : column); };
+    word(x, left, 1, 3) = 0x7fffffff;
+    word(x, left, 2, k - 1) = 0xff800001;
+    word(x, left, 3, 5) = 0x7f800000;
+    word(w, right, 5, 0) = 0;
+    word(w, right, 5, 1) = 0x3f800000;
+    for (u64 i = 0; i < k; ++i) {
+        word(x, left, 4, i) = i == 7 ? 0x7f7fffff : 0;
+        word(x, left, 5, i) = 0x00000100u << i % 15 | i % 2 << 31;
+    }
+    word(w, right, 9, 2) = 0x7f800000;
+}
+#endif
+
 // Launches that come before the matmul and behind it, and the workspace.
 struct Before {
     std::vector<host::Launch> launches;
@@ -118,19 +137,25 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
     if (has("u")) products.push_back({&u, &t});
     host::Places places;
     for (const std::string& name : arguments) places.arguments.push_back(named.at(name)->first);
-    // Where there is no dynamic shared memory, tiles may be variables.
-    settings.statics = launch.shared == 0 ? 48 << 10 : 4096;
+#ifdef PLANTED
+    plant(x, w, left, right);
+#endif
     std::fill(before.workspace.begin(), before.workspace.end(), Matrices::FILL);
     places.workspace = before.workspace.data();
     while ((u64)places.workspace % 128) ++places.workspace;
     places.kept = before.kept.data();
     while ((u64)places.kept % 128) ++places.kept;
+    // Where there is no dynamic shared memory, tiles may be variables.
+    const auto statics = [](const host::Launch& grid) { return grid.shared == 0 ? 48 << 10 : 4096; };
 #ifdef FIRST
-    for (const host::Launch& first : before.launches) host::run(FIRST, first, places, settings);
+    for (const host::Launch& first : before.launches) {
+        settings.statics = statics(first);
+        host::run(FIRST, first, places, settings);
+    }
 #endif
+    settings.statics = statics(launch);
     host::run(ENTRY, launch, places, settings);
 #if COLUMN_SUMS > 0
-    // Its tile is a variable.
     settings.statics = 48 << 10;
     for (const host::Launch& last : before.behind) host::run(finish, last, places, settings);
 #endif
@@ -186,9 +211,11 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
                 // Sums are f32, in some order; the matmul's result is rounded, and the sum with the bias. Two elements of what is made may be rounded
                 // the other way.
                 const double biased = product + (has("b") ? b.at(0, 0, column) : 0.0), expected = biased + (has("r") ? r.at(matrix, row, column) : 0.0);
-                const double off = fabs(sums->at(matrix, row, column) - expected);
-                const double allowed = unit * (fabs(product) + fabs(biased) * (normed ? 1.0 : 0.0) + fabs(expected)) + (storage == 3 ? 0.0 : k * 0x1p-24 * terms) + (has("c") ? 4 * unit * largest : 0.0);
-                share = std::max(share, off == off ? off / allowed : INFINITY);
+                const double found = sums->at(matrix, row, column), off = fabs(found - expected);
+                const double allowed = unit * (fabs(product) + fabs(biased) * (normed ? 1.0 : 0.0) + fabs(expected)) + (storage == 3 ? 0.0 : k * (0x1p-24 * terms + 0x1p-149)) + (has("c") ? 4 * unit * largest : 0.0);
+                // What is infinite or no number is exactly that.
+                const bool same = std::isfinite(expected) ? off <= INFINITY : expected == found || (expected != expected && found != found);
+                share = std::max(share, !same ? INFINITY : std::isfinite(expected) ? off / allowed : 0.0);
             }
             if (!normed) continue;
             // The norm of the sums as they were stored.

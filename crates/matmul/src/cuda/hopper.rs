@@ -1,12 +1,13 @@
-//! Matmuls of 16-bit operands and of bytes on Hopper, with row work on the sums: what `hopper/*.cu` take, how it is cut, and its launch.
+//! Matmuls of 16-bit operands, of bytes and of f32 on Hopper, with row work on the sums: what `hopper/*.cu` take, how it is cut, and its launch.
 //!
 //! | tiles                        | a block                                   | K                                  |
 //! |------------------------------|-------------------------------------------|------------------------------------|
 //! | more than blocks run at once | walks over tiles, two warpgroups in turn  | one block                          |
 //! | fewer                        | has one tile, which two warpgroups share  | shared by the blocks of a cluster  |
-//! | of bytes                     | persistent: tiles alternate or are shared | one block                          |
+//! | of bytes and of f32          | persistent: tiles alternate or are shared | one block                          |
 //!
-//! - Operands come by tensor maps: their rows start at multiples of 16 bytes, and one axis is contiguous.
+//! - Operands come by tensor maps: their rows start at multiples of 16 bytes, and one axis is contiguous. Those of f32 lie anyhow: a grid before
+//!   splits them into numbers of TF32 (`tf32.rs`).
 //! - Traffic: a tile reads its rows of A and its columns of B once, mostly from the L2; the epilogue reads and writes each element once.
 //! - Sums are rounded to the storage type before the epilogue, as they would be if they were stored; those of bytes are exact. Where the
 //!   matmul is of f32, they are sums of f32: the matrix units, which round towards zero, add no more than a stage.
@@ -21,6 +22,7 @@ mod made;
 mod maps;
 #[cfg(test)]
 mod tests;
+mod tf32;
 mod tile;
 mod time;
 
@@ -47,9 +49,10 @@ use deuteron_plan::{Draft, Work, primitive_work};
 
 use self::ending::{CLUSTER, MappedRows, PAIR, column_sums, draws, reduces, reductions, stores};
 use self::made::{MadeRows, first_rows};
+use self::tf32::Split;
 use self::tile::{TURNS, tiles};
-use self::time::{FETCHED, Following, GATHERED, made_beside, made_us, rows_us, tile_us, warps_us};
-use super::sides;
+use self::time::{FETCHED, Following, GATHERED, made_beside, made_us, rows_us, tf32_us, tile_us, warps_us};
+use super::{mma, sides};
 use crate::fit::{self, MatmulFit};
 use crate::kernel::{LoweredMatmul, MAX_BYTES, Matmul, MatmulLaunch, PROLOGUE_ROWS};
 use crate::library;
@@ -114,11 +117,11 @@ impl Family<CudaTarget> for HopperFamily {
         if widens(&group, fit.matmuls) {
             return None;
         }
-        // What the library does too, it may do faster, but for bytes.
+        // What others do too, they may do faster.
+        let others = others_us(&group, &fit, target);
         let kernel = HopperKernel::new(sides::lower(&group, fit), target)?;
         let ours = kernel.microseconds(target);
-        let theirs = library::fit(&group).filter(|library| library.dtype != Dtype::I8);
-        if theirs.is_some_and(|library| library_in_plan_us(&kernel.launch.shape, library.epilogue) < ours) {
+        if others < ours {
             return None;
         }
         let drawback = kernel.drawback(target);
@@ -126,6 +129,15 @@ impl Family<CudaTarget> for HopperFamily {
         let kernel = HopperKernel { updates, ..kernel };
         let microseconds = Some(ours);
         offered(move || Work { microseconds, drawback, ..primitive_work(&group) }, move || kernel.kernel(target))
+    }
+}
+
+/// Time of a group by what comes behind this family: for 16-bit operands the library, for f32 the units of a warp too, for bytes nothing.
+fn others_us(group: &Draft, fit: &MatmulFit, target: &CudaTarget) -> f64 {
+    match fit.operands[0].dtype {
+        Dtype::F32 => mma::offered_microseconds(group, fit, target),
+        Dtype::I8 => f64::INFINITY,
+        _ => library::fit(group).map_or(f64::INFINITY, |library| library_in_plan_us(&fit.shape, library.epilogue)),
     }
 }
 
@@ -142,7 +154,7 @@ pub struct HopperKernel {
     pub updates: Vec<ArgUpdate>,
 }
 
-/// Whether operands of these types, for a matmul of that one, are what the instructions take as they lie.
+/// Whether operands of these types, for a matmul of that one, are what the instructions take as they lie, or once they are split.
 fn has_instructions([a, b]: [Dtype; 2], matmul: Dtype, shape: &MatmulShape) -> bool {
     match matmul {
         Dtype::F16 | Dtype::Bf16 => a == matmul && b == matmul,
@@ -151,6 +163,7 @@ fn has_instructions([a, b]: [Dtype; 2], matmul: Dtype, shape: &MatmulShape) -> b
             let along_k = shape.a.1 == 1 && shape.b.0 == 1 && shape.k.is_multiple_of(2);
             b == a && along_k && shape.k < MAX_BYTES
         }
+        Dtype::F32 if a == Dtype::F32 => b == a && tf32::can_split(shape),
         Dtype::F32 => a == b && matches!(a, Dtype::F16 | Dtype::Bf16),
         Dtype::I8 | Dtype::F8e4m3 | Dtype::I32 | Dtype::Bool => false,
     }
@@ -184,13 +197,11 @@ fn fit<'a>(draft: &Draft<'a>, target: &CudaTarget) -> Option<MatmulFit<'a>> {
     let alike = alike && (!made || !float_sums);
     let sized = [shape.m, shape.n, shape.k, shape.batches()].iter().all(|size| (1..MAX_SIZE).contains(size))
         && shape.m * shape.batches() < MAX_SIZE
-        && shape.n >= 16;
+        && (shape.n >= 16 || a.dtype == Dtype::F32);
     let batch = |operand: usize| shape.batch.first().map(|axis| axis[operand]);
     let rights = (1..fit.matmuls.len()).all(|right| is_right_fit_for_map(draft, &fit, right));
-    let mapped = shape.batch.len() <= 1
-        && (made || is_fit_for_map(shape.a, a, batch(1)))
-        && is_fit_for_map(shape.b, b, batch(2))
-        && rights;
+    let lie = (made || is_fit_for_map(shape.a, a, batch(1))) && is_fit_for_map(shape.b, b, batch(2)) && rights;
+    let mapped = shape.batch.len() <= 1 && (lie || a.dtype == Dtype::F32);
     (target.arch.has_wgmma() && multiplied && plain && alike && sized && mapped).then_some(fit)
 }
 
@@ -282,6 +293,7 @@ impl HopperKernel {
     pub fn microseconds(&self, target: &CudaTarget) -> f64 {
         let shape = &self.whole_shape();
         match self.is_by_warps() {
+            true if self.matmul.left == Dtype::F32 => tf32_us(&self.tile, shape, target.processors),
             true => warps_us(&self.tile, shape, self.types(), target.processors, FETCHED),
             false => {
                 let multiplied = self.multiplied_us(target);
@@ -401,7 +413,8 @@ impl HopperKernel {
 
     /// What is compiled and launched.
     pub fn kernel(&self, target: &CudaTarget) -> Kernel {
-        let text = self.text_of(&[&text(&self.around(), self.is_persistent()), include_str!("hopper/entry.cu")]);
+        let split = Split::new(self).map_or("", |_| tf32::SPLIT);
+        let text = self.text_of(&[&text(&self.around(), self.is_persistent()), include_str!("hopper/entry.cu"), split]);
         let arguments = in_place(self.matmul.arguments(&self.launch), &self.updates);
         let launch = Launch::of_grids(arguments, self.grids(target));
         let launch = launch.with_variant(self.describe(), String::new()).with_tiling(self.tiling("matmul_hopper"));
@@ -417,7 +430,8 @@ impl HopperKernel {
             (false, false) => &[include_str!("hopper/elementwise.cu")],
         };
         let made = self.matmul.prologue.as_ref().map(|_| include_str!("hopper/made.cu"));
-        [ZEROS].iter().chain(ending).copied().chain(made).collect()
+        let again = Split::new(self).map(|_| tf32::AGAIN);
+        [ZEROS].into_iter().chain(again).chain(ending.iter().copied()).chain(made).collect()
     }
 
     /// The text where warps finish the sums of rows that are routed, with `order` behind what follows them.
@@ -478,7 +492,7 @@ impl HopperKernel {
     /// Rows of tiles that are neighbours: while their columns of B are in the L2, all of them read these. Where B is larger than the L2, the
     /// bands are as high as their rows of A stay there, since each band reads all of B from memory.
     fn band(&self) -> usize {
-        let (shape, bytes) = (self.whole_shape(), self.matmul.left.bytes());
+        let (shape, bytes) = (self.whole_shape(), self.passes() * self.matmul.left.bytes());
         let row_bytes = self.tile.rows * shape.k * bytes;
         let plain = self.matmul.prologue.is_none() && !self.matmul.routed;
         if self.meets() {
@@ -590,12 +604,17 @@ impl HopperKernel {
         self.types().has_float_sums() || self.matmul.routed
     }
 
+    /// Stages that have the same K.
+    fn passes(&self) -> usize {
+        if self.matmul.left == Dtype::F32 { tf32::PASSES } else { 1 }
+    }
+
     fn has_columns_of_a(&self) -> bool {
-        self.launch.shape.a.1 != 1
+        self.launch.shape.a.1 != 1 && self.matmul.left != Dtype::F32
     }
 
     fn has_rows_of_b(&self) -> bool {
-        self.launch.shape.b.1 == 1
+        self.launch.shape.b.1 == 1 && self.matmul.left != Dtype::F32
     }
 
     fn stage_bytes(&self) -> usize {
@@ -656,6 +675,7 @@ impl HopperKernel {
         let HopperTile { rows, columns, sharing, split, .. } = self.tile;
         let (part, mapped) = (self.tile.part_columns(), self.mapped());
         let kind = match self.matmul.left {
+            Dtype::F32 => 0,
             Dtype::F16 => 1,
             Dtype::I8 => 3,
             _ => 2,
@@ -698,6 +718,9 @@ impl HopperKernel {
         if self.matmul.prologue.is_some() {
             text += "#define MAKES\n";
         }
+        if self.matmul.left == Dtype::F32 {
+            text += "#define TF32\n";
+        }
         for (name, number) in numbers {
             let _ = writeln!(text, "constexpr int {name} = {number};");
         }
@@ -710,16 +733,19 @@ impl HopperKernel {
     fn grids(&self, target: &CudaTarget) -> Grids {
         let shape = &self.launch.shape;
         let epilogue = self.epilogue();
-        let tail = epilogue.iter().flat_map(|epilogue| epilogue.words(shape.m * shape.batches()));
+        let split = Split::new(self);
+        let given = split.iter().flat_map(Split::words);
+        let tail = given.chain(epilogue.iter().flat_map(|epilogue| epilogue.words(shape.m * shape.batches())));
         let rights = (0..self.matmul.rights).map(|right| self.map_of_b(right));
         let maps = [self.map_of_a()].into_iter().chain(rights).chain(self.mapped().maps);
         let grid = self.grid("matmul_hopper", maps, tail, target);
         let [made, persistent] = MadeRows::new(self).map_or([0; 2], |made| made.memory(self.tile.rows));
         let (finish, summed) = epilogue.and_then(|epilogue| epilogue.finish(self.summed_parts())).unzip();
-        let list = [grid].into_iter().chain(finish).collect();
-        // No kernel has both.
+        let list = split.iter().map(|split| split.grid(target)).chain([grid]).chain(finish).collect();
+        // No kernel has two of these.
         let persistent = persistent + self.meeting_memory();
-        Grids { list, workspace: made + summed.unwrap_or(0), persistent, ..Grids::default() }
+        let workspace = made + summed.unwrap_or(0) + split.map_or(0, |split| split.workspace());
+        Grids { list, workspace, persistent, ..Grids::default() }
     }
 
     /// A grid of it over operands with these maps; `tail` is what stands in the parameter for what follows.
@@ -764,7 +790,8 @@ impl HopperKernel {
     }
 }
 
-/// Stages along K.
+/// Stages along K; of f32 two have the same.
 pub(super) fn steps(shape: &MatmulShape, operands: Dtype) -> usize {
-    shape.k.div_ceil(2 * DEPTH / operands.bytes())
+    let passes = if operands == Dtype::F32 { tf32::PASSES } else { 1 };
+    passes * shape.k.div_ceil(2 * DEPTH / operands.bytes())
 }

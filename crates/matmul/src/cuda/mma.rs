@@ -99,6 +99,12 @@ pub(super) fn library_microseconds(group: &Draft, fit: &MatmulFit, problem: &Pro
     problem.library_microseconds() + follows
 }
 
+/// The shorter of that and the time of a group by this family.
+pub(super) fn offered_microseconds(group: &Draft, fit: &MatmulFit, target: &CudaTarget) -> f64 {
+    let problem = problem(fit, target);
+    library_microseconds(group, fit, &problem).min(problem.microseconds(fastest(&problem)))
+}
+
 /// A matmul for the matrix units of a warp, compiled for its sizes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MmaKernel {

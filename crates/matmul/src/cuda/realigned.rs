@@ -46,9 +46,7 @@ impl Family<CudaTarget> for RealignedFamily {
         if widens(&group, fit.matmuls) {
             return None;
         }
-        let problem = mma::problem(&fit, target);
-        let others =
-            mma::library_microseconds(&group, &fit, &problem).min(problem.microseconds(mma::fastest(&problem)));
+        let others = mma::offered_microseconds(&group, &fit, target);
         let kernel = RealignedKernel::of(&group, target)?;
         let ours = kernel.microseconds(target);
         if others < ours {

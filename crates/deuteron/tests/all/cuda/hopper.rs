@@ -43,11 +43,16 @@ fn check_tiles(engine: &Engine, text: &str, dtype: Dtype, tiles: &[HopperTile]) 
 
 /// One of this many of the cuts that a graph can have: graphs, cuts and types take turns.
 fn check_every(engine: &Engine, text: &str, count: usize, turn: usize) {
+    let dtype = if turn.is_multiple_of(2) { Dtype::Bf16 } else { Dtype::F16 };
+    check_every_of(engine, text, dtype, count, turn);
+}
+
+/// The same of one type.
+fn check_every_of(engine: &Engine, text: &str, dtype: Dtype, count: usize, turn: usize) {
     let Backend::Cuda(target) = engine.device().backend() else { panic!("a GPU") };
-    let tiles = kernel(engine, &parsed(text, Dtype::Bf16)).tiles(target, f64::INFINITY);
+    let tiles = kernel(engine, &parsed(text, dtype)).tiles(target, f64::INFINITY);
     assert!(!tiles.is_empty(), "{text}");
     let own: Vec<HopperTile> = tiles.into_iter().skip(turn % count).step_by(count).collect();
-    let dtype = if turn.is_multiple_of(2) { Dtype::Bf16 } else { Dtype::F16 };
     check_tiles(engine, text, dtype, &own);
 }
 
@@ -73,6 +78,9 @@ const KINDS: [HopperTile; 4] = [
     tile(256, Sharing::Rows, 1),
     tile(128, Sharing::Rows, 2),
 ];
+
+/// Of those whose operands are split.
+const KINDS_OF_F32: [HopperTile; 2] = [tile(96, Sharing::Turns, 1), tile(128, Sharing::Rows, 1)];
 
 /// Of those with the epilogue in registers.
 const BY_ROWS: [HopperTile; 4] = [
@@ -162,22 +170,67 @@ fn all_transpositions_batches_and_parts_of_tensors() {
 #[test]
 fn numbers_that_are_none() {
     let Some(engine) = hopper() else { return };
-    let graph = parsed("x = input float[200,136] ; w = weight float[136,72] ; y = matmul x w ; out y", Dtype::Bf16);
-    let mut inputs = seed::inputs(&graph, 5).unwrap();
-    let mut x = inputs[0].to_array().unwrap();
-    (x.values[3 * 136 + 7], x.values[150 * 136]) = (f64::NAN, f64::INFINITY);
-    inputs[0] = Tensor::from_array(Dtype::Bf16, &x).unwrap();
-    for tile in KINDS {
-        let mut session = session(&engine, &graph, tile);
-        session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
-        let found = session.output(0).unwrap().to_f32().unwrap();
-        for (row, values) in found.chunks(72).enumerate() {
-            match row {
-                3 => assert!(values.iter().all(|x| x.is_nan()), "{tile}"),
-                150 => assert!(values.iter().all(|x| !x.is_finite()), "{tile}"),
-                _ => assert!(values.iter().all(|x| x.is_finite()), "{tile}, row {row}"),
+    let largest_bf16 = f64::from(f32::from_bits(0x7f7f_0000));
+    for (dtype, largest, tiles) in
+        [(Dtype::Bf16, largest_bf16, &KINDS[..]), (Dtype::F32, f64::from(f32::MAX), &KINDS_OF_F32)]
+    {
+        let graph = parsed("x = input float[200,136] ; w = weight float[136,72] ; y = matmul x w ; out y", dtype);
+        let mut inputs = seed::inputs(&graph, 5).unwrap();
+        let (mut x, mut w) = (inputs[0].to_array().unwrap(), inputs[1].to_array().unwrap());
+        (x.values[3 * 136 + 7], x.values[150 * 136]) = (f64::NAN, f64::INFINITY);
+        // The largest number alone in its row, and one that has no rest.
+        x.values[151 * 136..152 * 136].fill(0.0);
+        (x.values[151 * 136], w.values[5]) = (largest, 1.0);
+        let first_weights: Vec<f64> = w.values[..72].to_vec();
+        for (input, array) in inputs.iter_mut().zip([&x, &w]) {
+            *input = Tensor::from_array(dtype, array).unwrap();
+        }
+        for &tile in tiles {
+            let mut session = session(&engine, &graph, tile);
+            session.run(&inputs.iter().collect::<Vec<_>>()).unwrap();
+            let found = session.output(0).unwrap().to_f32().unwrap();
+            for (row, values) in found.chunks(72).enumerate() {
+                for (&value, &weight) in values.iter().zip(&first_weights) {
+                    match row {
+                        3 => assert!(value.is_nan(), "{tile}, {dtype}"),
+                        150 if weight != 0.0 => {
+                            assert_eq!(value, f32::INFINITY.copysign(weight as f32), "{tile}, {dtype}")
+                        }
+                        150 => {}
+                        151 if weight == 1.0 => assert_eq!(f64::from(value), largest, "{tile}, {dtype}"),
+                        151 if weight.abs() > 1.0 => {}
+                        _ => assert!(value.is_finite(), "{tile}, {dtype}, row {row}"),
+                    }
+                }
             }
         }
+    }
+}
+
+/// Products of TF32: every cut, all ways that operands lie, and what follows.
+#[test]
+fn operands_that_are_split() {
+    let Some(engine) = hopper() else { return };
+    let sizes = [[256, 256, 256], [300, 649, 264], [129, 127, 1500], [1500, 130, 129], [33, 64, 17], [700, 4100, 50]];
+    for (at, size) in sizes.into_iter().enumerate() {
+        for (turn, text) in graphs(size).iter().enumerate() {
+            check_every_of(&engine, text, Dtype::F32, 6, at + turn);
+        }
+    }
+    for (turn, text) in [
+        "x = input float[136,200] ; w = weight float[136,72] ; y = matmul x w transpose_a ; out y",
+        "x = input float[137,201] ; w = weight float[71,137] ; y = matmul x w transpose_a transpose_b ; out y",
+        "x = input float[3,40,137] ; w = input float[3,137,72] ; y = matmul x w ; z = silu y ; out z",
+        "x = input float[3,136,40] ; w = input float[3,71,136] ; y = matmul x w transpose_a transpose_b ; out y",
+        "x = input float[3,137,40] ; w = weight float[137,71] ; y = matmul x w transpose_a ; out y",
+        "a = input float[130,401] ; x = slice a axis=1 start=7 length=136 ; w = weight float[136,72] ; y = matmul x w ; out y",
+        // No axis of the left operand is contiguous.
+        "a = input float[40,72,3] ; x = transpose a [2,0,1] ; w = input float[3,72,65] ; y = matmul x w ; out y",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        check_every_of(&engine, text, Dtype::F32, 3, turn);
     }
 }
 

@@ -66,6 +66,13 @@ static void multiply_bytes(const Block& block, const Issue& issue) {
     }
 }
 
+// Numbers of 32 bits, which are cut off: half as many as 16-bit elements.
+static float cut_element(const Block& block, u32 address) {
+    u32 word;
+    memcpy(&word, bytes_at(block, address, 4), 4);
+    return of_bits(word & 0xffffe000);
+}
+
 static float element(const Block& block, int storage, u32 address) {
     u16 x;
     memcpy(&x, bytes_at(block, address, 2), 2);
@@ -82,10 +89,16 @@ static void multiply(Block& block, Group& group) {
         ++group.done;
         return;
     }
+    // Steps along the sum, and places of 16-bit elements from one to the next.
+    const int steps = issue.storage == 0 ? 8 : 16, apart = 16 / steps;
+    const auto number = [&](const Operand& operand, int i, int k) {
+        const u32 address = operand.address(i, k * apart);
+        return issue.storage == 0 ? cut_element(block, address) : element(block, issue.storage, address);
+    };
     static float a[64][16], b[16][256], d[64][256];
     for (int row = 0; row < 64 && !issue.of_registers; ++row) {
         const Operand left(issue.a, issue.transposed_a);
-        for (int k = 0; k < 16; ++k) a[row][k] = element(block, issue.storage, left.address(row, k));
+        for (int k = 0; k < steps; ++k) a[row][k] = number(left, row, k);
     }
     for (int thread = 0; thread < 128 && issue.of_registers; ++thread) {
         const Issue::Part& part = issue.parts[thread];
@@ -98,12 +111,12 @@ static void multiply(Block& block, Group& group) {
         }
     }
     const Operand right(issue.b, issue.transposed);
-    for (int k = 0; k < 16; ++k) {
-        for (int i = 0; i < issue.columns; ++i) b[k][i] = element(block, issue.storage, right.address(i, k));
+    for (int k = 0; k < steps; ++k) {
+        for (int i = 0; i < issue.columns; ++i) b[k][i] = number(right, i, k);
     }
     for (int row = 0; row < 64; ++row) {
         for (int i = 0; i < issue.columns; ++i) d[row][i] = 0.0f;
-        for (int k = 0; k < 16; ++k) {
+        for (int k = 0; k < steps; ++k) {
             const float factor = a[row][k];
             for (int i = 0; i < issue.columns; ++i) d[row][i] += factor * b[k][i];
         }
@@ -135,6 +148,7 @@ void issue_wgmma(int storage, float* d, int columns, const u32* registers, u64 a
     Block* block = thread->block;
     Group* group = &block->groups[thread->position.x / 128];
     if (!thread->fenced) fail("a multiplication without a fence before it");
+    if (storage == 0 && (registers || transposed || transposed_a)) fail("TF32 is multiplied from shared memory, along rows");
     if (thread->position.x / 128 >= block->threads.size() / 128) fail("a multiplication of part of a warpgroup");
     const u64 position = thread->issued++ - group->done;
     if (position == group->issues.size()) group->issues.push_back(std::make_unique<Issue>());

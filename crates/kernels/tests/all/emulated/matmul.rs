@@ -11,29 +11,29 @@ use super::{Lanes, Launched, Mistake, TileProgram, Toolchain, check_mistakes, co
 
 /// `y = x w + b`, batched, which operands are transposed, and how many elements of their lines come before those of the matmul.
 #[derive(Debug, Clone, Copy)]
-struct Product {
-    sizes: [usize; 3],
-    batch: usize,
-    left: bool,
-    right: bool,
-    dtype: Dtype,
-    skipped: usize,
+pub(super) struct Product {
+    pub sizes: [usize; 3],
+    pub batch: usize,
+    pub left: bool,
+    pub right: bool,
+    pub dtype: Dtype,
+    pub skipped: usize,
     /// whether a residual and a norm follow
-    normed: bool,
+    pub normed: bool,
     /// right operands of the one left operand
-    rights: usize,
+    pub rights: usize,
     /// whether the left operand is a layer norm that the launch makes
-    made: bool,
+    pub made: bool,
     /// whether results are also summed over rows
-    summed: bool,
+    pub summed: bool,
     /// whether a norm follows, and a residual behind it
-    late: bool,
+    pub late: bool,
     /// whether 16-bit operands are summed in f32, and stay f32
-    wide: bool,
+    pub wide: bool,
 }
 
 impl Product {
-    const fn new(sizes: [usize; 3], right: bool) -> Product {
+    pub const fn new(sizes: [usize; 3], right: bool) -> Product {
         Product {
             sizes,
             batch: 1,
@@ -50,7 +50,7 @@ impl Product {
         }
     }
 
-    fn graph(&self) -> Graph {
+    pub fn graph(&self) -> Graph {
         let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, normed, rights, made, summed, late, wide } =
             self;
         let matrix = |name: &str, transposed: bool, high: usize, wide: usize| {
@@ -122,7 +122,7 @@ impl Product {
     }
 
     /// A launch of it, as `emulator/matmul.cpp` reads it.
-    fn launch(&self, graph: &Graph, launch: &Launch, grid: &Grid) -> String {
+    pub fn launch(&self, graph: &Graph, launch: &Launch, grid: &Grid) -> String {
         let &Product { sizes: [m, n, k], batch, left, right, dtype, skipped, .. } = self;
         let names: Vec<&str> = launch.arguments().iter().map(|arg| graph.given_name(arg.base).unwrap_or("y")).collect();
         let (left, right) = (u8::from(left), u8::from(right));
@@ -289,7 +289,7 @@ fn mistakes_of_warps() {
     check_mistakes("mistakes_of_warps", launched, 2, 2, &mistakes);
 }
 
-const fn tile(columns: usize, turns: bool, split: usize) -> HopperTile {
+pub(super) const fn tile(columns: usize, turns: bool, split: usize) -> HopperTile {
     let sharing = if turns { Sharing::Turns } else { Sharing::Rows };
     HopperTile { rows: 128, columns, sharing, split, by_rows: false, sharers: 1 }
 }
@@ -300,7 +300,7 @@ const fn by_rows_in_turn(columns: usize) -> HopperTile {
 }
 
 /// The same with columns of B shared by pairs of blocks.
-const fn shared(tile: HopperTile) -> HopperTile {
+pub(super) const fn shared(tile: HopperTile) -> HopperTile {
     HopperTile { sharers: 2, ..tile }
 }
 

@@ -6,6 +6,7 @@ use deuteron_codegen::tile::tensor_map::{Mapped, TensorMap};
 
 use super::HopperKernel;
 use super::made::MadeRows;
+use super::tf32::Split;
 use crate::kernel::Role;
 
 /// A stride of a tensor map is below, in elements of two bytes.
@@ -29,6 +30,9 @@ impl HopperKernel {
         if let Some(made) = MadeRows::new(self) {
             return made.map(self.tile.rows);
         }
+        if let Some(split) = Split::new(self) {
+            return split.map(0, self.tile.rows);
+        }
         let shape = &self.launch.shape;
         match self.has_columns_of_a() {
             true => self.map(0, 1, [shape.m, shape.k], shape.a.1, 64),
@@ -40,6 +44,9 @@ impl HopperKernel {
     pub(super) fn map_of_b(&self, right: usize) -> TensorMap {
         let shape = &self.launch.shape;
         let columns = self.tile.part_columns() / self.matmul.rights;
+        if let Some(split) = Split::new(self) {
+            return split.map(1, columns / self.tile.sharers);
+        }
         let position = self.matmul.roles().iter().position(|&role| role == Role::Right(right)).unwrap_or(1 + right);
         match self.has_rows_of_b() {
             true => self.map(position, 2, [shape.n, shape.k], shape.b.0, 64 / self.tile.sharers),

@@ -1,4 +1,4 @@
-// Matrix products of 16-bit operands and of bytes on Hopper: C[m, n] = tail(A[m, k] B[k, n]), batched, any of the four transpositions.
+// Matrix products of 16-bit operands, of bytes and of f32 on Hopper: C[m, n] = tail(A[m, k] B[k, n]), batched, any of the four transpositions.
 //
 // - A block makes tiles of ROWS x COLUMNS. One thread fetches: ROWS x DEPTH of A and DEPTH x COLUMNS of B at a time go by tensor maps into
 //   a ring of STAGES in shared memory. Two warpgroups multiply (wgmma).
@@ -12,15 +12,17 @@
 //   shared memory, so that `tail` gets V neighbouring columns of a row at a time, and reads and writes whole vectors.
 // - Beyond m, n and k the tensor maps give zeros, which are summed and not stored.
 // - Bytes come as pairs, so that DEPTH is of pairs; what follows their sums is in `warps.cu`.
+// - f32 comes as two numbers of TF32, split by a grid before (`tf32.cu`): two steps have the same K, and three products are summed of them.
 //
 // - SHARERS neighbours along the rows, a cluster, have the same columns of B: each fetches its share of them for all (multicast), once all are
 //   done with the place. So fewer lines come from the L2, which is what limits matmuls whose rows start between its lines.
 //
-// KIND (1 f16, 2 bf16, 3 bytes), A_COLUMNS (columns of A are contiguous, not rows), B_ROWS (rows of B are), ROWS (of a tile), COLUMNS (of a
+// KIND (0 f32, 1 f16, 2 bf16, 3 bytes), A_COLUMNS (columns of A are contiguous, not rows), B_ROWS (rows of B are), ROWS (of a tile), COLUMNS (of a
 // warpgroup's part of a tile), RIGHTS, STAGES, TURNS, SIDES, SPLIT, CLUSTER (blocks that have rows of C together), MAPS and CARRIED (tensor maps of
 // what follows, and how many of them are operands), SHARERS, V and N are constants that stand before this file.
 
 constexpr int DEPTH = 64;
+constexpr int PASSES = KIND == 0 ? 2 : 1;  // steps that have the same K
 constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
 constexpr int HALF_BYTES = 64 * DEPTH * 2;  // 64 rows of A, or 64 columns of B
 constexpr int WIDTH = SIDES * COLUMNS, PIECES = (WIDTH + 63) / 64;  // of a tile, columns and 64 of them
@@ -29,6 +31,8 @@ constexpr int A_BYTES = ROWS / 64 * HALF_BYTES, B_BYTES = B_ROWS ? PIECES * HALF
 constexpr int STAGE_BYTES = (A_BYTES + B_BYTES + 1023) / 1024 * 1024;
 constexpr int HALVES = TURNS ? 2 : ROWS * SIDES / 128;  // 64 rows each, of a warpgroup
 constexpr int TURN_BARRIER = 1, STAGED_BARRIER = 3;
+// Whether warpgroups that share a tile start their multiplications in turn: while one adds a stage, those of the other are carried out.
+constexpr bool ALTERNATES = PASSES == 2 && !TURNS;
 static_assert(SHARERS == 1 || (SPLIT == 1 && CLUSTER == 1 && SIDES == 1), "only neighbours along the rows share B");
 constexpr int B_SHARE = B_ROWS ? DEPTH / SHARERS : RESULT_WIDTH / SHARERS;  // lines of a box of B
 constexpr u16 ALL_SHARERS = (1 << SHARERS) - 1;
@@ -37,10 +41,22 @@ constexpr u16 ALL_SHARERS = (1 << SHARERS) - 1;
 constexpr int AT_STAGED = STAGES * STAGE_BYTES;
 constexpr int AT_BARRIERS = AT_STAGED + 2 * STAGED_BYTES;
 
+#ifdef TF32
+// An operand of f32 as it lies: its first number, and bytes from one of its rows (of A) or columns (of B) to the next, along K, from matrix to matrix.
+struct Given {
+    const char* g_first;
+    u64 line, along, matrix;
+};
+#endif
+
 struct Parameters {
     TensorMap a, b[RIGHTS];
 #if MAPS > 0
     TensorMap maps[MAPS];
+#endif
+#ifdef TF32
+    Given given[2];
+    u64 inner;  // K
 #endif
     tail::Parameters tail;
     u64 m, steps, row_tiles, column_tiles, tiles;
@@ -101,9 +117,15 @@ static __device__ __forceinline__ void fetch_b(u32 to, const TensorMap* map, u32
     else tma_load_3d_to_ranks(to + share * 128, map, barrier, c0, c1 + share, batch, ALL_SHARERS);
 }
 
-// B of a stage, from inner place `k` on.
-static __device__ __forceinline__ void fetch_columns(const Parameters& p, Ring ring, const Tile& tile, int k, u32 at) {
-    const int batch = p.b_batch ? tile.batch : 0;
+// The inner place that a step begins at. Of a matrix of f32 the map has two: the numbers of TF32, and what these leave. The first step of a K
+// takes the former of A and the latter of B, the second one the others.
+static __device__ __forceinline__ int inner_of(int step) { return step / PASSES * DEPTH; }
+static __device__ __forceinline__ int matrix_of_a(int batch, int step) { return batch * PASSES + step % PASSES; }
+static __device__ __forceinline__ int matrix_of_b(int batch, int step) { return batch * PASSES + (PASSES - 1 - step % PASSES); }
+
+// B of a stage, which is that of a step.
+static __device__ __forceinline__ void fetch_columns(const Parameters& p, Ring ring, const Tile& tile, int step, u32 at) {
+    const int k = inner_of(step), batch = matrix_of_b(p.b_batch ? tile.batch : 0, step);
     if constexpr (B_ROWS) {
 #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece) {
@@ -129,7 +151,7 @@ static __device__ __forceinline__ u32 fetch_early(const Parameters& p, Ring ring
     const Tile tile = tile_at(p, blockIdx.x / SPLIT);
     for (u32 at = 0; at < early; ++at) {
         mbarrier_arrive_expect_tx(ring.full(at), A_BYTES + B_BYTES);
-        fetch_columns(p, ring, tile, (first + (int)at) * DEPTH, at);
+        fetch_columns(p, ring, tile, first + (int)at, at);
     }
     return early;
 }
@@ -147,7 +169,6 @@ static __device__ __forceinline__ void await_rows(const Parameters& p, int row);
 
 // B of the first `early` stages is on its way.
 static __device__ __forceinline__ void fetch(const Parameters& p, Ring ring, const Tile& tile, int first, int steps, u32 early, u32& at) {
-    const int a_batch = p.a_batch ? tile.batch : 0;
     // Pieces that were prefetched, and the step of the next.
     constexpr int ALL = (RESULT_WIDTH + 63) / 64;
     const int between = max(1, steps / ALL);
@@ -156,7 +177,7 @@ static __device__ __forceinline__ void fetch(const Parameters& p, Ring ring, con
     await_rows(p, tile.row);
 #endif
     for (int i = first; i < first + steps; ++i, ++at) {
-        const int k = i * DEPTH;
+        const int k = inner_of(i), a_batch = matrix_of_a(p.a_batch ? tile.batch : 0, i);
         if (at >= early) {
             mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
             mbarrier_arrive_expect_tx(ring.full(at), A_BYTES + B_BYTES);
@@ -167,7 +188,7 @@ static __device__ __forceinline__ void fetch(const Parameters& p, Ring ring, con
         } else {
             tma_load_3d(ring.a(at), &p.a, ring.full(at), k, tile.row, a_batch);
         }
-        if (at >= early) fetch_columns(p, ring, tile, k, at);
+        if (at >= early) fetch_columns(p, ring, tile, i, at);
         if (CARRIED > 0 && i == next && pieces < ALL) {
             prefetch_operands(p, tile, pieces++);
             next += between;

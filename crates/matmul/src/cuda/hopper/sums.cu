@@ -33,23 +33,38 @@ static __device__ __forceinline__ void clear(Accumulator (&sums)[HALVES][COLUMNS
     }
 }
 
-// Begins to add a stage to sums, or to set them to it. Of A, the halves from `first` on; of B, this side's columns. COPIED: threads wrote A,
-// not the copy engine.
-template <bool COPIED>
-static __device__ __forceinline__ void add_stage(Accumulator (&sums)[HALVES][COLUMNS / 2], Ring ring, int first, int side, u32 at, bool set) {
+// A stage is there. COPIED: threads wrote A, not the copy engine.
+template <bool COPIED> static __device__ __forceinline__ void await_stage(Ring ring, u32 at) {
+    mbarrier_wait(ring.full(at), Ring::parity(at));
+    if constexpr (COPIED) fence_proxy_async_shared();
+}
+
+// Begins to add the product of one stage's A and another's B to sums, or to set them to it. Of A, the halves from `first` on; of B, this side's columns.
+static __device__ __forceinline__ void add_product(Accumulator (&sums)[HALVES][COLUMNS / 2], Ring ring, int first, int side, u32 of_a, u32 of_b, bool set) {
     // From one 16 of K to the next, in units of 16 bytes.
     constexpr int A_STEP = A_COLUMNS ? 128 : 2, B_STEP = B_ROWS ? 128 : 2;
     constexpr int SIDE_BYTES = B_ROWS ? COLUMNS / 64 * HALF_BYTES : COLUMNS * DEPTH * 2;
-    mbarrier_wait(ring.full(at), Ring::parity(at));
-    if constexpr (COPIED) fence_proxy_async_shared();
-    const u64 a = matrix_descriptor<HALF_BYTES>(ring.a(at) + first * HALF_BYTES), b = matrix_descriptor<HALF_BYTES>(ring.b(at) + side * SIDE_BYTES);
-    wgmma_fence();
+    const u64 a = matrix_descriptor<HALF_BYTES>(ring.a(of_a) + first * HALF_BYTES), b = matrix_descriptor<HALF_BYTES>(ring.b(of_b) + side * SIDE_BYTES);
 #pragma unroll
     for (int j = 0; j < DEPTH / 16; ++j) {
 #pragma unroll
         for (int half = 0; half < HALVES; ++half) {
             Wgmma<COLUMNS, KIND>::template from_shared<B_ROWS, A_COLUMNS>(sums[half], a + half * (HALF_BYTES / 16) + j * A_STEP, b + j * B_STEP, !set || j > 0);
         }
+    }
+}
+
+// Begins to add the stages of a K to sums, or to set them to it.
+template <bool COPIED>
+static __device__ __forceinline__ void add_stages(Accumulator (&sums)[HALVES][COLUMNS / 2], Ring ring, int first, int side, u32 at, bool set) {
+    await_stage<COPIED>(ring, at);
+    wgmma_fence();
+    add_product(sums, ring, first, side, at, at, set);
+    if constexpr (PASSES == 2) {
+        // Of f32 the small products come first. What both operands leave makes a third one, which is below the last bit.
+        await_stage<COPIED>(ring, at + 1);
+        add_product(sums, ring, first, side, at + 1, at + 1, false);
+        add_product(sums, ring, first, side, at, at + 1, false);
     }
     wgmma_commit();
 }
@@ -61,10 +76,13 @@ static __device__ __forceinline__ void multiply(Accumulator (&sums)[HALVES][COLU
         // The matrix units round towards zero, which over all of K would be an error of its own.
         Accumulator stage[HALVES][COLUMNS / 2];
         clear(stage);
-        for (int i = 0; i < steps; ++i, ++at) {
-            add_stage<COPIED>(stage, ring, first, side, at, true);
+        for (int i = 0; i < steps; i += PASSES, at += PASSES) {
+            if (ALTERNATES) named_barrier_sync(TURN_BARRIER + first, MULTIPLIERS);
+            add_stages<COPIED>(stage, ring, first, side, at, true);
+            if (ALTERNATES) named_barrier_arrive(TURN_BARRIER + (first ^ 1), MULTIPLIERS);
             wgmma_wait<0>();
-            if (i + 1 < steps) release(ring.empty(at));
+            if constexpr (PASSES == 2) release(ring.empty(at));
+            if (i + PASSES < steps) release(ring.empty(at + PASSES - 1));
 #pragma unroll
             for (int half = 0; half < HALVES; ++half) {
                 pin(stage[half]);
@@ -74,7 +92,7 @@ static __device__ __forceinline__ void multiply(Accumulator (&sums)[HALVES][COLU
         }
     } else {
         for (int i = 0; i < steps; ++i, ++at) {
-            add_stage<COPIED>(sums, ring, first, side, at, false);
+            add_stages<COPIED>(sums, ring, first, side, at, false);
             wgmma_wait<1>();
             if (i > 0) release(ring.empty(at - 1));
         }

@@ -55,6 +55,17 @@ fn tiles_of_bytes_are_taken_in_turn_where_there_are_many() {
     assert_eq!((columns(Dtype::I8), columns(Dtype::Bf16)), (256, 192));
 }
 
+/// Operands of f32 are split where that is long before the multiplications end.
+#[test]
+fn f32_is_split_where_it_pays() {
+    let target = CudaTarget::new(Arch::Sm90a, 132);
+    let us = |m, k, n| of_operands(Dtype::F32, m, k, n).microseconds(&target);
+    assert_eq!(of_operands(Dtype::F32, 4096, 4096, 4096).tile, HopperTile { sharing: Sharing::Rows, ..TURNS });
+    let library = |m, k, n| mma::library_f32_us(&shape(m, k, n), &target);
+    assert!(us(4096, 4096, 4096) < 0.6 * library(4096, 4096, 4096) && us(8192, 768, 2304) < library(8192, 768, 2304));
+    assert!(us(16, 4096, 4096) > library(16, 4096, 4096) && us(256, 256, 256) > library(256, 256, 256));
+}
+
 #[test]
 fn the_library_keeps_what_it_does_faster() {
     let ours = |m, k, n| {
@@ -71,8 +82,9 @@ fn the_library_keeps_what_it_does_faster() {
 #[test]
 fn every_cut_has_room_in_shared_memory() {
     let shape = shape(300, 1024, 200);
-    for (operands, tile) in
-        [Dtype::Bf16, Dtype::I8].into_iter().flat_map(|of| tiles(&shape, Types::of(of)).map(move |tile| (of, tile)))
+    for (operands, tile) in [Dtype::Bf16, Dtype::I8, Dtype::F32]
+        .into_iter()
+        .flat_map(|of| tiles(&shape, Types::of(of)).map(move |tile| (of, tile)))
     {
         for b in [(200, 1), (1, 1024)] {
             let mut kernel = of_operands(operands, 300, 1024, 200).with_tile(tile);

@@ -9,6 +9,7 @@ use deuteron_codegen::library::LibraryEpilogue;
 use deuteron_codegen::matmul_shape::MatmulShape;
 use deuteron_graph::{BinaryOp, UnaryOp};
 
+use super::tf32::split_us;
 use super::tile::{HopperTile, Sharing, Types};
 use super::{DEPTH, steps};
 
@@ -226,6 +227,29 @@ pub(super) fn warps_us(tile: &HopperTile, shape: &MatmulShape, types: Types, pro
         Sharing::Turns => 2.4 + waves * multiply.max(alone) + last,
         Sharing::Rows | Sharing::Columns => 2.4 + waves * (multiply + shared),
     }
+}
+
+/// Operations of TF32 that a multiprocessor does in a microsecond: all of them together 370 TFLOP/s.
+const TF32_RATE: f64 = 2.8e6;
+
+/// Time of a matmul of f32: that of splitting its operands, and of three products of TF32.
+pub(super) fn tf32_us(tile: &HopperTile, shape: &MatmulShape, processors: usize) -> f64 {
+    let tiles =
+        shape.m.div_ceil(tile.rows).next_multiple_of(tile.sharers) * shape.n.div_ceil(tile.columns) * shape.batches();
+    let waves = tiles.div_ceil(processors) as f64;
+    let [rows, columns] = [tile.rows, tile.columns].map(|size| size as f64);
+    // Two stages have the same 32 of K.
+    let pairs = shape.k.div_ceil(DEPTH / 2) as f64;
+    let multiplied = 3.0 * 2.0 * rows * columns * (DEPTH / 2) as f64 / TF32_RATE;
+    // What is fetched, and read from shared memory for each 64 rows: 128 bytes a cycle.
+    let shared = 2.0 * (rows + columns) + rows / 64.0 * 12.0 * (16.0 + columns / 4.0);
+    let each = pairs * joined(&[multiplied, shared / 1.5e3]);
+    // What follows a tile is hidden where warpgroups take turns, but so is no addition of stages then.
+    let multiply = match tile.sharing {
+        Sharing::Turns => waves * each * 1.15 + columns * 0.024,
+        Sharing::Rows | Sharing::Columns => waves * (each + columns * 0.02),
+    };
+    split_us(shape, processors) + 2.4 + multiply
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ static __device__ __forceinline__ void walk(const Parameters& p, Ring ring, char
         constexpr u32 APART = TURNS ? 2 : 1;
         const int first = TURNS ? 0 : warpgroup;
         // The first one begins.
-        if (TURNS && warpgroup == 1) named_barrier_arrive(TURN_BARRIER, MULTIPLIERS);
+        if ((TURNS || ALTERNATES) && warpgroup == 1) named_barrier_arrive(TURN_BARRIER, MULTIPLIERS);
         u32 turn = TURNS ? warpgroup : 0;
         for (u32 index = blockIdx.x + turn * gridDim.x; index < (u32)p.tiles; index += APART * gridDim.x, turn += APART) {
             Accumulator sums[HALVES][COLUMNS / 2];

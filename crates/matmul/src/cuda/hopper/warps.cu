@@ -52,6 +52,24 @@ static __device__ __forceinline__ F kept_sums(const char* s_sums, int row, int c
     return sums;
 }
 
+#ifdef TF32
+// Sums of products of TF32 that are infinite or no number are done again from the operands as they are. WIDE columns from `column` on were kept.
+template <int FIRST, int WIDE, class Sums, class RowOf>
+static __device__ __forceinline__ void mend_sums(const Parameters& p, int column, int rows, char* s_sums, const Sums& sums, RowOf row_of) {
+    bool wrong = false;
+#pragma unroll
+    for (int i = FIRST / 2; i < (FIRST + WIDE) / 2; ++i) wrong = wrong || !is_finite(sum_at(sums, i));
+    if (__ballot_sync(0xffffffffu, wrong) == 0) return;
+#pragma unroll 1
+    for (int i = threadIdx.x & 31; i < 16 * WIDE; i += 32) {
+        const int row = i / WIDE, own = i % WIDE;
+        float* const s_sum = (float*)(s_sums + sums_at(row, own / 4)) + own % 4;
+        if (row < rows && column + own < N && !is_finite(*s_sum)) *s_sum = sum_again(p, row_of(row), column + own);
+    }
+    __syncwarp();
+}
+#endif
+
 // Does with a warp's sums of 16 rows, the first `rows` of which there are, what follows. The tile's first column is `column`; `row_of(r)` is
 // the row of the result that row r is of. Where an index picks what follows, it is the same for all rows of a tile.
 template <int FIRST = 0, class Sums, class RowOf>
@@ -61,6 +79,9 @@ static __device__ __forceinline__ void finish_rows(const Parameters& p, int colu
     const int lane = threadIdx.x & 31, own = lane % ACROSS * V, down = lane / ACROSS, c = column + FIRST + own;
     keep_sums<FIRST>(s_sums, sums);
     __syncwarp();
+#ifdef TF32
+    mend_sums<FIRST, WIDE>(p, column + FIRST, rows, s_sums, sums, row_of);
+#endif
     if (down < DOWN && c < N && rows > 0) {
         const tail::Shared shared = tail::read_shared(p.tail, c, row_of(0));
         // Where all rows are there, no branch keeps the compiler from working on several vectors at once.

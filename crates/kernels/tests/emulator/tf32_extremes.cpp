@@ -1,0 +1,3 @@
+// The same of extreme values.
+#define PLANTED
+#include "tf32.cpp"
