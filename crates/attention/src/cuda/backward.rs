@@ -1,8 +1,8 @@
 //! The gradient of attention on CUDA: three pairs of kernels that compute scores again, of one contract.
 //!
-//! - `hopper_dq.cu` and `hopper_dkv.cu`: heads of up to 128 in 16-bit storage, on the matrix units and copy engines that only Hopper has. They alone
-//!   sum the gradients of keys and values over heads that share them, where the graph does: elsewhere every head has its own, and sums are
-//!   kernels of their own.
+//! - `hopper_dq.cu` and `hopper_dkv.cu`, or `hopper_dkv_wide.cu` of heads of more than 128: 16-bit storage, on the matrix units and copy engines that
+//!   only Hopper has. They alone sum the gradients of keys and values over heads that share them, where the graph does: elsewhere every
+//!   head has its own, and sums are kernels of their own.
 //! - `backward.cu`: 16-bit storage on the matrix units, where rows lie at multiples of 16 bytes.
 //! - `backward_plain.cu`: all the rest.
 //!
@@ -25,6 +25,7 @@ use super::forward::refusal;
 use super::hopper::{self, MappedRows};
 use super::text::{HOPPER, PLAIN, TENSOR, text};
 use super::tiles::{PLAIN_QUERIES, PLAIN_THREADS};
+use super::time::{WITHOUT_WARPGROUPS, gradient_us};
 use super::words::{is_aligned, words};
 use crate::backward::{self, GradientPlace, LoweredBackward};
 use crate::chain::{self, Fit};
@@ -39,14 +40,14 @@ const STATISTICS: usize = 8;
 const FACTOR: usize = 4;
 /// The same as both, as `backward_plain.cu` keeps them.
 const PLAIN_STATISTICS: usize = 16;
-/// Rows of queries or of keys that a block of `hopper_backward.cuh` owns, and of the other side in a tile.
+/// Rows of queries that a block of `hopper_backward.cuh` owns, and of the other side in a tile.
 const HOPPER_ROWS: usize = 128;
 const HOPPER_TILE: usize = 64;
-/// Tiles of the other side in shared memory there.
-const HOPPER_STAGES: usize = 4;
 /// Threads of such a block: two warpgroups multiply, one fetches.
 const HOPPER_THREADS: u32 = 384;
 
+/// Head widths up to which `hopper_dq.cu` goes over the keys once.
+const ONCE: usize = 80;
 /// Head widths up to which a block makes all columns of gradients of keys and values.
 const NARROW: usize = 128;
 /// Parts of the columns of wider heads.
@@ -67,20 +68,36 @@ impl Family<CudaTarget> for BackwardFamily {
         if sized.group > 1 && !takes_groups() {
             return None;
         }
-        offered(move || work(&group, &sized, &shape), move || kernel(&backward::lower(&group, fit), target))
+        offered(
+            move || work(&group, &choose(&backward::lower(&group, fit), target), &sized, &shape, target),
+            move || kernel(&backward::lower(&group, fit), target),
+        )
     }
 }
 
 /// The work of kernels that compute scores again, from that of the operations. Other numbers of a pair of a query and a key are computed
 /// again with them; only those that cost much are counted.
-fn work(group: &Draft, kernel: &AttentionKernel, shape: &AttentionShape) -> Work {
+fn work(
+    group: &Draft,
+    variant: &BackwardVariant,
+    kernel: &AttentionKernel,
+    shape: &AttentionShape,
+    target: &CudaTarget,
+) -> Work {
     let mut work = primitive_work(group);
     let heads = shape.batch * shape.heads;
     let pairs = (heads * shape.queries * shape.keys) as f64;
-    let products = products(kernel) as f64;
+    let count = products(kernel, variant);
+    let products = count as f64;
     work.matrix_flops = 2.0 * products * pairs * kernel.width as f64;
     work.padded_flops = work.matrix_flops;
     work.products = products * heads as f64;
+    let slower = match variant {
+        BackwardVariant::Hopper => Some(1.0),
+        BackwardVariant::Tensor(_) if target.arch.has_wgmma() => Some(WITHOUT_WARPGROUPS),
+        BackwardVariant::Tensor(_) | BackwardVariant::Plain => None,
+    };
+    work.microseconds = slower.map(|factor| factor * gradient_us(count, HOPPER_ROWS, kernel, shape, target.processors));
     work.add(Class::Exp, 2.0 * pairs / LANES as f64);
     if kernel.dropout.is_some() {
         work.add(Class::Random, 2.0 * pairs / LANES as f64);
@@ -129,10 +146,13 @@ pub struct SideTiles {
 
 /// Products with a number for each pair of a query and a key. Scores and slopes of probabilities are made three times: for the
 /// statistics, for the gradient of queries, and for those of keys and values, there again for each part of the columns. Then
-/// the three gradients.
-pub fn products(kernel: &AttentionKernel) -> usize {
-    let parts = if kernel.width > NARROW && is_narrow(kernel.dtype) { PARTS } else { 1 };
-    2 + 2 + 2 * parts + 3
+/// the three gradients. Narrow heads by warpgroups have the first two at once, with one more sum.
+pub fn products(kernel: &AttentionKernel, variant: &BackwardVariant) -> usize {
+    match variant {
+        BackwardVariant::Hopper if kernel.width <= ONCE => 2 + 2 + 2 + 2,
+        BackwardVariant::Hopper | BackwardVariant::Plain => 2 + 2 + 2 + 3,
+        BackwardVariant::Tensor(tiles) => 2 + 2 + 2 * tiles.parts + 3,
+    }
 }
 
 impl SideTiles {
@@ -180,12 +200,48 @@ impl BackwardTiles {
     }
 }
 
+/// How a block of one of the kernels of `hopper_backward.cuh` is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct HopperSide {
+    /// rows that it owns
+    rows: usize,
+    /// tiles of the other side in shared memory: of keys and of values, or of queries and of slopes
+    stages: [usize; 2],
+    /// bytes of shared memory beside rows, statistics and barriers
+    more: usize,
+}
+
+impl HopperSide {
+    /// Of the kernel whose blocks own queries, and of the one whose blocks own keys. Wide heads leave room for as many tiles.
+    fn both(width: usize) -> [HopperSide; 2] {
+        let side = |rows, stages, more| HopperSide { rows, stages, more };
+        if width <= NARROW {
+            return [side(HOPPER_ROWS, [4, 4], 0); 2];
+        }
+        // Probabilities of two tiles, from one warpgroup to the other, and their barriers.
+        let exchange = 2 * HOPPER_TILE * 64 * 4 + 4 * 8;
+        let (of_queries, of_keys) = if hopper::padded(width) <= 192 { ([3, 2], [3, 3]) } else { ([2, 1], [2, 2]) };
+        [side(HOPPER_ROWS, of_queries, 0), side(64, of_keys, exchange)]
+    }
+
+    /// Bytes of shared memory: what a block owns, the ring, statistics, barriers, what the start is moved by to be a multiple of 1024.
+    fn shared(&self, width: usize) -> usize {
+        let HopperSide { rows, stages: [first, second], more } = *self;
+        let row = hopper::padded(width) * 2;
+        // Narrow results have a place of their own on their way out. Tiles of both tensors have one barrier unless heads are wide.
+        let owned = if width <= 64 { 4 } else { 2 } * rows * row;
+        let barriers = if width <= NARROW { first } else { first + second };
+        let ring = (first + second) * HOPPER_TILE * row + first * HOPPER_TILE * STATISTICS;
+        owned + ring + more + (2 * barriers + 2) * 8 + 1024
+    }
+}
+
 impl fmt::Display for BackwardVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BackwardVariant::Plain => write!(f, "{PLAIN_QUERIES} queries by 64 keys, f32 arithmetic"),
             BackwardVariant::Hopper => {
-                write!(f, "{HOPPER_ROWS} queries, then {HOPPER_ROWS} keys a block, by warpgroups")
+                write!(f, "{HOPPER_ROWS} queries a block, then keys, by warpgroups")
             }
             BackwardVariant::Tensor(BackwardTiles { queries, keys, .. }) => {
                 write!(f, "{} queries, then {} keys a block, on matrix units", queries.rows(), keys.rows())
@@ -228,7 +284,7 @@ pub fn choose(gradient: &LoweredBackward, target: &CudaTarget) -> BackwardVarian
 }
 
 fn takes_hopper(kernel: &AttentionKernel, shape: &AttentionShape, target: &CudaTarget) -> bool {
-    kernel.width <= NARROW && hopper::fits(kernel, shape, target, HOPPER_TILE, &mapped_rows(kernel, shape))
+    hopper::fits(kernel, shape, target, HOPPER_TILE, &mapped_rows(kernel, shape))
 }
 
 /// The rows that `hopper_backward.cuh` has maps of, as it lists them.
@@ -241,16 +297,6 @@ fn mapped_rows(kernel: &AttentionKernel, shape: &AttentionShape) -> [MappedRows;
     [rows(Q, q, heads, queries), rows(O, o, heads, queries), rows(K, k, key_heads, keys), rows(V, v, key_heads, keys)]
 }
 
-/// Bytes of shared memory of `hopper_backward.cuh`: what a block owns, the ring, barriers, what the start is moved by to be a
-/// multiple of 1024.
-fn hopper_shared(width: usize) -> usize {
-    let padded = hopper::padded(width);
-    let tile = 2 * HOPPER_TILE * padded * 2 + HOPPER_TILE * STATISTICS;
-    // Narrow results have a place of their own on their way out.
-    let owned = if width <= 64 { 4 } else { 2 } * HOPPER_ROWS * padded * 2;
-    owned + HOPPER_STAGES * tile + (2 * HOPPER_STAGES + 2) * 8 + 1024
-}
-
 /// The text of the kernels.
 fn source(kernel: &AttentionKernel, variant: &BackwardVariant) -> CudaSource {
     let (parts, own) = match variant {
@@ -259,12 +305,12 @@ fn source(kernel: &AttentionKernel, variant: &BackwardVariant) -> CudaSource {
             (PLAIN, own.join("\n"))
         }
         BackwardVariant::Hopper => {
-            let shared = hopper_shared(kernel.width);
-            let constants = format!("constexpr int STAGES = {HOPPER_STAGES};\nconstexpr int SHARED = {shared};\n");
             let common =
                 [include_str!("hopper.cuh"), include_str!("backward.cuh"), include_str!("hopper_backward.cuh")];
-            let own = [include_str!("hopper_dq.cu"), include_str!("hopper_dkv.cu")];
-            (HOPPER, [&[constants.as_str()], &common[..], &own].concat().join("\n"))
+            let of_keys =
+                if kernel.width <= NARROW { include_str!("hopper_dkv.cu") } else { include_str!("hopper_dkv_wide.cu") };
+            let own = [include_str!("hopper_dq.cu"), include_str!("hopper_keys.cuh"), of_keys];
+            (HOPPER, [&[hopper_constants(kernel.width).as_str()], &common[..], &own].concat().join("\n"))
         }
         BackwardVariant::Tensor(tiles) => {
             let common = [include_str!("tensor.cuh"), include_str!("backward.cuh")];
@@ -272,6 +318,17 @@ fn source(kernel: &AttentionKernel, variant: &BackwardVariant) -> CudaSource {
         }
     };
     CudaSource::new("attention_backward", text(kernel, "", parts, &own))
+}
+
+fn hopper_constants(width: usize) -> String {
+    let [queries, keys] = HopperSide::both(width);
+    let of_side = |side: &str, [first, second]: [&str; 2], cut: HopperSide| {
+        let ([firsts, seconds], shared) = (cut.stages, cut.shared(width));
+        format!(
+            "constexpr int {first}_STAGES = {firsts};\nconstexpr int {second}_STAGES = {seconds};\nconstexpr int {side}_SHARED = {shared};\n"
+        )
+    };
+    of_side("QUERIES", ["KEY", "VALUE"], queries) + &of_side("KEYS", ["QUERY", "SLOPE"], keys)
 }
 
 fn constants(tiles: &BackwardTiles) -> String {
@@ -306,12 +363,14 @@ fn grids(gradient: &LoweredBackward, variant: &BackwardVariant, target: &CudaTar
         }
         BackwardVariant::Hopper => {
             queries = queries.next_multiple_of(HOPPER_ROWS);
+            let [of_queries, of_keys] = HopperSide::both(kernel.width);
             sides.map(|(entry, positions)| {
                 let owns_queries = entry == "backward_queries";
-                let owned = if owns_queries { heads } else { heads / kernel.group.max(1) };
-                let blocks = (owned * positions.div_ceil(HOPPER_ROWS)).min(target.processors);
-                let words = hopper_words(gradient, owns_queries);
-                grid(entry, blocks, HOPPER_THREADS, hopper_shared(kernel.width), words)
+                let (owned, side) =
+                    if owns_queries { (heads, of_queries) } else { (heads / kernel.group.max(1), of_keys) };
+                let blocks = (owned * positions.div_ceil(side.rows)).min(target.processors);
+                let words = hopper_words(gradient, owns_queries, side.rows);
+                grid(entry, blocks, HOPPER_THREADS, side.shared(kernel.width), words)
             })
         }
         BackwardVariant::Tensor(tiles) => {
@@ -334,11 +393,11 @@ fn grids(gradient: &LoweredBackward, variant: &BackwardVariant, target: &CudaTar
 }
 
 /// The parameter of one of the kernels of `hopper_backward.cuh`, as it lists it.
-fn hopper_words(gradient: &LoweredBackward, owns_queries: bool) -> Vec<Word> {
+fn hopper_words(gradient: &LoweredBackward, owns_queries: bool, owned_rows: usize) -> Vec<Word> {
     let LoweredBackward { kernel, shape, args, .. } = gradient;
     let maps = mapped_rows(kernel, shape).map(|rows| {
         let is_owned = owns_queries == matches!(rows.operand, AttentionOperand::Q | AttentionOperand::O);
-        Word::Map(rows.map(kernel, args, if is_owned { HOPPER_ROWS } else { HOPPER_TILE }))
+        Word::Map(rows.map(kernel, args, if is_owned { owned_rows } else { HOPPER_TILE }))
     });
     let mut words: Vec<Word> = maps.into_iter().chain(backward_words(gradient)).collect();
     // What is read again and again: keys and values of a head; queries and slopes of all heads of a group.

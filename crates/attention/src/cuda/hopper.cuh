@@ -20,13 +20,12 @@ static __device__ __forceinline__ void load_rows(u32 to, const TensorMap* map, u
 
 // Sixteen rows of a warp on their way out, through shared memory in whole pieces of 16 bytes, swizzled. BEYOND: bytes to the next 64
 // columns. First sixteen columns at a time, as a product leaves them; then up to `rows` of them all.
-template <int BEYOND> static __device__ __forceinline__ void stage_pairs(char* s_rows, int step, const u32 (&pairs)[4]) {
-    const int lane = threadIdx.x & 31, row = lane & 15, piece = step % 4 * 2 + (lane >> 4);
+template <int BEYOND> static __device__ __forceinline__ void stage_pairs(char* s_rows, int lane, int step, const u32 (&pairs)[4]) {
+    const int row = lane & 15, piece = step % 4 * 2 + (lane >> 4);
     stmatrix(s_rows + step / 4 * BEYOND + row * 128 + ((piece ^ (row & 7)) << 4), pairs);
 }
 template <int BEYOND>
-static __device__ __forceinline__ void store_staged(const char* s_rows, Element* g_to, u64 stride, int rows) {
-    const int lane = threadIdx.x & 31;
+static __device__ __forceinline__ void store_staged(const char* s_rows, int lane, Element* g_to, u64 stride, int rows) {
 #pragma unroll
     for (int i = 0; i < WIDTH / 16; ++i) {
         const int piece = lane + 32 * i, row = piece / (WIDTH / 8), column = piece % (WIDTH / 8);

@@ -401,7 +401,7 @@ template <int BEYOND> static __device__ __forceinline__ void stage_rows(const St
     for (int step = 0; step < WIDTH / 16; ++step) {
         u32 pairs[4];
         divided.pairs(r, step, pairs);
-        stage_pairs<BEYOND>(s_o, step, pairs);
+        stage_pairs<BEYOND>(s_o, threadIdx.x & 31, step, pairs);
     }
     __syncwarp();
 }
@@ -411,6 +411,6 @@ template <int BEYOND>
 static __device__ __forceinline__ void store_rows(const Attention& p, const Tile& tile, const State& r, char* s_o, int first) {
     stage_rows<BEYOND>(r, s_o);
     Element* g_o = p.g_o + start(p.o, tile.sequence, tile.head) + (u64)first * p.o.position;
-    store_staged<BEYOND>(s_o, g_o, p.o.position, tile.end - first);
+    store_staged<BEYOND>(s_o, threadIdx.x & 31, g_o, p.o.position, tile.end - first);
     __syncwarp();
 }

@@ -4,51 +4,6 @@
 // Two wide results leave no registers for the weights of products that are still on their way.
 constexpr bool TIGHT = WIDTH > 96;
 
-// Earlier keys are seen by more.
-static __device__ __forceinline__ bool find_keys(const Mapped& p, int round, Work& work) {
-    const Attention& of = p.backward.of;
-    int rank;
-    if (!find_work(p, (int)of.heads / (int)of.group, (int)of.keys, round, work, rank)) return false;
-    work.first = rank * OWN;
-    work.begin = first_query(of, last_key(of, 0), work.first);
-    work.count = ((int)of.queries - work.begin + TILE - 1) / TILE;
-    return true;
-}
-
-static __device__ __forceinline__ void fetch_for_keys(const Mapped& p, Ring ring) {
-    const int group = (int)p.backward.of.group, queries = (int)p.backward.of.queries;
-    u32 at = 0;
-    Work work;
-    // One loop, of turns that are each a head of a round: few registers are left here.
-    for (int turn = 0; find_keys(p, turn / group, work) && work.head >= 0; ++turn) {
-        const int head = work.head * group + turn % group;
-        if (turn % group == 0) fetch_own(ring, &p.k, &p.v, work, turn / group);
-        for (int row = work.begin; row < queries; row += TILE, ++at) {
-            mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
-            mbarrier_arrive_expect_tx(ring.full(at), 2 * TILE_BYTES + ROWS_BYTES);
-            load_rows<TILE>(ring.tile(at, 0), &p.q, ring.full(at), row, head, work.sequence);
-            load_rows<TILE>(ring.tile(at, 1), &p.slope, ring.full(at), row, head, work.sequence);
-            bulk_load(ring.rows(at), rows_of(p, work.sequence, head) + row, ROWS_BYTES, ring.full(at));
-        }
-    }
-}
-
-// Probabilities of a tile, keys in rows; `hidden` is how many of the tile's queries, counted from this thread's first column, do not
-// see its first row.
-template <bool HIDES>
-static __device__ __forceinline__ void make_probabilities(Scores& r_s, const float4* s_rows, int hidden) {
-#pragma unroll
-    for (int j = 0; j < TILE / 8; ++j) {
-        const float4 rows = s_rows[4 * j];  // of two queries
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            float& s = r_s[4 * j + e];
-            s = ex2(fmaf(s, FACTOR, e % 2 ? -rows.z : -rows.x));
-            if (HIDES && 8 * j + e % 2 < hidden + e / 2 * 8) s = 0.0f;
-        }
-    }
-}
-
 static __device__ __forceinline__ void make_slopes(Scores& r_slope, const Scores& r_s, const float4* s_rows) {
 #pragma unroll
     for (int j = 0; j < TILE / 8; ++j) {
@@ -67,7 +22,7 @@ struct Facing {
 
 // `at` is the head's first tile.
 static __device__ __forceinline__ Facing face(const Attention& of, const Work& work, const Thread& thread, u32 at) {
-    const int last = (int)last_key(of, 0), first = work.first + thread.group * 64;
+    const int last = (int)last_key(of, 0), first = work.first + thread.part * 64;
     // Queries that see the first and the last key of the warpgroup.
     const int begin = min(first_query(of, last, first), (int)of.queries), whole = first_query(of, last, first + 63);
     const int skipped = min((begin - work.begin + TILE - 1) / TILE, work.count), tiles = first < (int)of.keys ? work.count : skipped;
@@ -76,9 +31,9 @@ static __device__ __forceinline__ Facing face(const Attention& of, const Work& w
 }
 
 // What the scores of a tile weight joins dk and dv, on its way; the scores are there.
-static __device__ __forceinline__ void weight_tile(Result& r_dk, Result& r_dv, Scores& r_s, Scores& r_slope, Weights& r_p, Weights& r_ds, Ring ring,
+static __device__ __forceinline__ void weight_tile(Result& r_dk, Result& r_dv, Scores& r_s, Scores& r_slope, Weights& r_p, Weights& r_ds, KeyRing ring,
                                                    const float4* s_all_rows, const Facing& facing, u32 at) {
-    const float4* s_rows = s_all_rows + at % STAGES * (ROWS_BYTES / 16);
+    const float4* s_rows = s_all_rows + at % QUERY_STAGES * (ROWS_BYTES / 16);
     if ((int)(facing.whole - at) > 0) {
         make_probabilities<true>(r_s, s_rows, facing.hidden - (int)at * TILE);
     } else {
@@ -99,8 +54,8 @@ static __device__ __forceinline__ void weight_tile(Result& r_dk, Result& r_dv, S
 
 // A head's share of dk, but for the scale, and of dv.
 template <int COUNT>
-static __device__ __forceinline__ void add_dk_dv(Result& r_dk, Result& r_dv, Ring ring, const float4* s_all_rows, const Thread& thread,
-                                                 const Held<COUNT>& held, const Facing& facing) {
+static __device__ __forceinline__ void add_dk_dv(Result& r_dk, Result& r_dv, KeyRing ring, const float4* s_all_rows, const Thread& thread,
+                                                 const Held<OWN_KEYS, COUNT>& held, const Facing& facing) {
     Scores r_s, r_slope;
     Weights r_p, r_ds;
     if (facing.begin == facing.end) return;
@@ -114,16 +69,16 @@ static __device__ __forceinline__ void add_dk_dv(Result& r_dk, Result& r_dv, Rin
         wait_scores(r_s);
         pin(r_dk);
         pin(r_dv);
-        ring.release(at);
+        ring.release(at, 0);
     }
     weight_tile(r_dk, r_dv, r_s, r_slope, r_p, r_ds, ring, s_all_rows, facing, last);
     wgmma_wait<0>();
     pin(r_dk);
     pin(r_dv);
-    ring.release(last);
+    ring.release(last, 0);
 }
 
-static __device__ __forceinline__ void work_on_keys(const Mapped& p, Ring ring, char* s_base) {
+static __device__ __forceinline__ void work_on_keys(const Mapped& p, KeyRing ring, char* s_base) {
     const Attention& of = p.backward.of;
     const Thread thread = find_thread(ring);
     const int keys = (int)of.keys;
@@ -131,7 +86,7 @@ static __device__ __forceinline__ void work_on_keys(const Mapped& p, Ring ring, 
     Work work;
     for (int round = 0; find_keys(p, round, work) && work.head >= 0; ++round) {
         mbarrier_wait(ring.own_full(), round & 1);
-        Held<KEYS_HELD> held;
+        Held<OWN_KEYS, KEYS_HELD> held;
         held.load(s_base, thread);
         if constexpr (FREED) release_own(ring, thread);
         Result r_dk, r_dv;
@@ -143,15 +98,15 @@ static __device__ __forceinline__ void work_on_keys(const Mapped& p, Ring ring, 
             find_keys(p, opaque(round), work);
             const Facing facing = face(of, work, thread, at);
             skip_tiles(ring, at, facing.begin);
-            add_dk_dv(r_dk, r_dv, ring, (const float4*)(s_base + AT_ROWS) + thread.column / 2, thread, held, facing);
+            add_dk_dv(r_dk, r_dv, ring, (const float4*)(s_base + KeyRing::AT_ROWS) + thread.column / 2, thread, held, facing);
             skip_tiles(ring, facing.end, facing.next);
             at = facing.next;
         }
         find_keys(p, opaque(round), work);
         if constexpr (!FREED) named_barrier_sync(GROUP_BARRIER + thread.group, 128);
         const Backward& to = p.backward;
-        store_gradient(s_base, thread, 0, to.g_dk + start(to.dk, work.sequence, work.head), to.dk.position, work.first, keys, r_dk, SCALE);
-        store_gradient(s_base, thread, 1, to.g_dv + start(to.dv, work.sequence, work.head), to.dv.position, work.first, keys, r_dv, 1.0f);
+        store_gradient(ring, s_base, thread, 0, to.g_dk + start(to.dk, work.sequence, work.head), to.dk.position, work.first, keys, r_dk, SCALE);
+        store_gradient(ring, s_base, thread, 1, to.g_dv + start(to.dv, work.sequence, work.head), to.dv.position, work.first, keys, r_dv, 1.0f);
         if constexpr (!FREED) release_own(ring, thread);
     }
 }
@@ -159,7 +114,7 @@ static __device__ __forceinline__ void work_on_keys(const Mapped& p, Ring ring, 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __grid_constant__ Mapped p) {
     extern __shared__ char s_memory[];
     char* s_base = s_memory + (-shared_address(s_memory) & 1023);
-    const Ring ring = make_ring(s_base);
+    const KeyRing ring = make_ring<KeyRing>(s_base);
     if (threadIdx.x >= MULTIPLIERS) {
         setmaxnreg_dec<24>();
         if (threadIdx.x == MULTIPLIERS) fetch_for_keys(p, ring);

@@ -1,6 +1,6 @@
 // The gradient of queries by warpgroups, and what the other kernel needs of each row.
 //
-// Wide heads go over the keys twice, for the statistics and then for dq. Narrow ones have registers to go once (ONCE):
+// Heads of more than 80 go over the keys twice, for the statistics and then for dq. Others have registers to go once (ONCE):
 //
 //   dq / scale = sum of p (dp - delta) k = sum of p (dp - centre) k - (delta - centre) sum of p k
 //
@@ -11,18 +11,21 @@ constexpr bool ONCE = WIDTH <= 80;
 // The largest score stays behind by up to so many powers of 2 before sums are scaled anew; f16 has none to spare for weighted slopes.
 constexpr float SLACK = STORAGE == 1 ? 0.0f : 8.0f;
 
+typedef Ring<OWN_QUERIES, KEY_STAGES, VALUE_STAGES, 0> QueryRing;
+static_assert(QueryRing::BYTES == QUERIES_SHARED, "the host asks for as much");
+
 // Later queries see more.
 static __device__ __forceinline__ bool find_queries(const Mapped& p, int round, Work& work) {
     const Attention& of = p.backward.of;
     int rank;
-    if (!find_work(p, (int)of.heads, (int)of.queries, round, work, rank)) return false;
-    work.first = (((int)of.queries + OWN - 1) / OWN - 1 - rank) * OWN;
+    if (!find_work<OWN_QUERIES>(p, (int)of.heads, (int)of.queries, round, work, rank)) return false;
+    work.first = (((int)of.queries + OWN_QUERIES - 1) / OWN_QUERIES - 1 - rank) * OWN_QUERIES;
     work.begin = 0;
-    work.count = (keys_seen(of, min(work.first + OWN, (int)of.queries) - 1) + TILE - 1) / TILE;
+    work.count = (keys_seen(of, min(work.first + OWN_QUERIES, (int)of.queries) - 1) + TILE - 1) / TILE;
     return true;
 }
 
-static __device__ __forceinline__ void fetch_for_queries(const Mapped& p, Ring ring) {
+static __device__ __forceinline__ void fetch_for_queries(const Mapped& p, QueryRing ring) {
     u32 at = 0, turn = 0;
     Work work;
     for (int round = 0; find_queries(p, round, work); ++round) {
@@ -31,10 +34,10 @@ static __device__ __forceinline__ void fetch_for_queries(const Mapped& p, Ring r
         const int key_head = work.head / (int)p.backward.of.group;
         for (int i = 0; i < (ONCE ? 1 : 2) * work.count; ++i, ++at) {
             const int row = (i < work.count ? i : i - work.count) * TILE;
-            mbarrier_wait(ring.empty(at), Ring::parity(at) ^ 1);
-            mbarrier_arrive_expect_tx(ring.full(at), 2 * TILE_BYTES);
-            load_rows<TILE>(ring.tile(at, 0), &p.k, ring.full(at), row, key_head, work.sequence);
-            load_rows<TILE>(ring.tile(at, 1), &p.v, ring.full(at), row, key_head, work.sequence);
+            ring.open(at, 0);
+            load_rows<TILE>(ring.tile(at, 0), &p.k, ring.full(at, 0), row, key_head, work.sequence);
+            ring.open(at, 1);
+            load_rows<TILE>(ring.tile(at, 1), &p.v, ring.full(at, 1), row, key_head, work.sequence);
         }
     }
 }
@@ -77,7 +80,7 @@ struct Seen {
 
 // The first pass of two: statistics of the rows.
 template <int COUNT>
-static __device__ __forceinline__ void count_tiles(float2 (&rows)[2], Ring ring, const Thread& thread, const Held<COUNT>& held, const Seen& sight, u32 at) {
+static __device__ __forceinline__ void count_tiles(float2 (&rows)[2], QueryRing ring, const Thread& thread, const Held<OWN_QUERIES, COUNT>& held, const Seen& sight, u32 at) {
     Statistics r[2];
     clear(r[0]);
     clear(r[1]);
@@ -88,7 +91,8 @@ static __device__ __forceinline__ void count_tiles(float2 (&rows)[2], Ring ring,
         wgmma_wait<0>();
         pin(r_s);
         pin(r_slope);
-        ring.release(at + i);
+        ring.release(at + i, 1);
+        ring.release(at + i, 0);
         sight.hide(r_s, i);
         count(r, r_s, r_slope);
     }
@@ -97,12 +101,14 @@ static __device__ __forceinline__ void count_tiles(float2 (&rows)[2], Ring ring,
 }
 
 // Slopes of the scores of a tile as weights; the scores are there.
-static __device__ __forceinline__ void make_weights(Weights& r_weights, Scores& r_s, Scores& r_slope, const float2 (&rows)[2], const Seen& sight, int i) {
+static __device__ __forceinline__ void make_weights(Weights& r_weights, Scores& r_s, Scores& r_slope, const float2 (&rows)[2], QueryRing ring, const Seen& sight,
+                                                    u32 at, int i) {
     sight.hide(r_s, i);
 #pragma unroll
     for (int j = 0; j < TILE / 2; ++j) r_s[j] = ex2(fmaf(r_s[j], FACTOR, -rows[j / 2 & 1].x));
     wgmma_wait<0>();
     pin(r_slope);
+    ring.release(at + i, 1);
 #pragma unroll
     for (int j = 0; j < TILE / 2; ++j) r_s[j] = slope_of(r_s[j], r_slope[j], rows[j / 2 & 1].y);
     narrow_weights(r_weights, r_s);
@@ -110,7 +116,7 @@ static __device__ __forceinline__ void make_weights(Weights& r_weights, Scores& 
 
 // The second pass: dq, but for the scale.
 template <int COUNT>
-static __device__ __forceinline__ void add_dq(Result& r_dq, const float2 (&rows)[2], Ring ring, const Thread& thread, const Held<COUNT>& held, const Seen& sight, u32 at) {
+static __device__ __forceinline__ void add_dq(Result& r_dq, const float2 (&rows)[2], QueryRing ring, const Thread& thread, const Held<OWN_QUERIES, COUNT>& held, const Seen& sight, u32 at) {
     Scores r_s, r_slope;
     Weights r_weights;
     clear(r_dq);
@@ -120,18 +126,28 @@ static __device__ __forceinline__ void add_dq(Result& r_dq, const float2 (&rows)
     const int last = sight.tiles - 1;
 #pragma unroll 1
     for (int i = 0; i < last; ++i) {
-        make_weights(r_weights, r_s, r_slope, rows, sight, i);
+        make_weights(r_weights, r_s, r_slope, rows, ring, sight, at, i);
         issue_weighted(r_dq, r_weights, ring.tile(at + i, 0));
-        issue(r_s, r_slope, ring, thread, held, at + i + 1);
-        wait_scores(r_s);
-        pin(r_dq);
-        ring.release(at + i);
+        issue_one<0>(r_s, ring, thread, held, at + i + 1);
+        if constexpr (WIDE) {
+            // Slopes take the registers of weights.
+            wgmma_wait<0>();
+            pin(r_s);
+            pin(r_dq);
+            ring.release(at + i, 0);
+            issue_one<1>(r_slope, ring, thread, held, at + i + 1);
+        } else {
+            issue_one<1>(r_slope, ring, thread, held, at + i + 1);
+            wait_scores(r_s);
+            pin(r_dq);
+            ring.release(at + i, 0);
+        }
     }
-    make_weights(r_weights, r_s, r_slope, rows, sight, last);
+    make_weights(r_weights, r_s, r_slope, rows, ring, sight, at, last);
     issue_weighted(r_dq, r_weights, ring.tile(at + last, 0));
     wgmma_wait<0>();
     pin(r_dq);
-    ring.release(at + last);
+    ring.release(at + last, 0);
 }
 
 // What a pass that goes over the keys once has of a thread's two rows. Sums are of the keys that the thread has seen.
@@ -197,7 +213,7 @@ static __device__ __forceinline__ void weigh(Running& r, Weights& r_p, Weights& 
 
 // The only pass: statistics of the rows, and dq, but for the scale.
 template <int COUNT>
-static __device__ __forceinline__ void go_once(Result& r_dq, float2 (&rows)[2], Ring ring, const Thread& thread, const Held<COUNT>& held, const Seen& sight, u32 at) {
+static __device__ __forceinline__ void go_once(Result& r_dq, float2 (&rows)[2], QueryRing ring, const Thread& thread, const Held<OWN_QUERIES, COUNT>& held, const Seen& sight, u32 at) {
     Running r;
     r.maximum[0] = r.maximum[1] = never();
     r.sum[0] = r.sum[1] = r.slope[0] = r.slope[1] = r.centre[0] = r.centre[1] = 0.0f;
@@ -218,7 +234,7 @@ static __device__ __forceinline__ void go_once(Result& r_dq, float2 (&rows)[2], 
             wait_scores(r_s);
             pin(r.plain);
             pin(r.weighted);
-            ring.release(at + i);
+            ring.release(at + i, 0);
         }
         weigh(r, r_p, r_weighted, r_s, r_slope, sight, last);
         issue_weighted(r.plain, r_p, ring.tile(at + last, 0));
@@ -226,7 +242,7 @@ static __device__ __forceinline__ void go_once(Result& r_dq, float2 (&rows)[2], 
         wgmma_wait<0>();
         pin(r.plain);
         pin(r.weighted);
-        ring.release(at + last);
+        ring.release(at + last, 0);
     }
     float end[2], rest[2];
 #pragma unroll
@@ -246,7 +262,7 @@ static __device__ __forceinline__ void go_once(Result& r_dq, float2 (&rows)[2], 
     }
 }
 
-static __device__ __forceinline__ void work_on_queries(const Mapped& p, Ring ring, char* s_base) {
+static __device__ __forceinline__ void work_on_queries(const Mapped& p, QueryRing ring, char* s_base) {
     const Attention& of = p.backward.of;
     const Thread thread = find_thread(ring);
     const int queries = (int)of.queries;
@@ -259,17 +275,21 @@ static __device__ __forceinline__ void work_on_queries(const Mapped& p, Ring rin
         const Seen sight = {first < queries ? (keys_seen(of, last) + TILE - 1) / TILE : 0, keys_seen(of, first),
                             keys_seen(of, row) - thread.column, keys_seen(of, row + 8) - thread.column};
         mbarrier_wait(ring.own_full(), turn++ & 1);
-        Held<QUERIES_HELD> held;
-        held.load(s_base, thread);
-        if constexpr (FREED) release_own(ring, thread);
         Result r_dq;
         float2 rows[2];
-        if constexpr (ONCE) {
-            go_once(r_dq, rows, ring, thread, held, sight, at);
-        } else {
+        if constexpr (!ONCE) {
+            Held<OWN_QUERIES, COUNTED_HELD> held;
+            held.load(s_base, thread);
             count_tiles(rows, ring, thread, held, sight, at);
             skip_tiles(ring, at + sight.tiles, at + work.count);
             at += work.count;
+        }
+        Held<OWN_QUERIES, QUERIES_HELD> held;
+        held.load(s_base, thread);
+        if constexpr (FREED) release_own(ring, thread);
+        if constexpr (ONCE) {
+            go_once(r_dq, rows, ring, thread, held, sight, at);
+        } else {
             add_dq(r_dq, rows, ring, thread, held, sight, at);
         }
         skip_tiles(ring, at + sight.tiles, at + work.count);
@@ -282,7 +302,7 @@ static __device__ __forceinline__ void work_on_queries(const Mapped& p, Ring rin
         }
         if constexpr (!FREED) named_barrier_sync(GROUP_BARRIER + thread.group, 128);
         Element* g_dq = p.backward.g_dq + start(p.backward.dq, work.sequence, work.head);
-        store_gradient(s_base, thread, 0, g_dq, p.backward.dq.position, work.first, queries, r_dq, SCALE);
+        store_gradient(ring, s_base, thread, 0, g_dq, p.backward.dq.position, work.first, queries, r_dq, SCALE);
         if constexpr (!FREED) release_own(ring, thread);
     }
 }
@@ -290,7 +310,7 @@ static __device__ __forceinline__ void work_on_queries(const Mapped& p, Ring rin
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const __grid_constant__ Mapped p) {
     extern __shared__ char s_memory[];
     char* s_base = s_memory + (-shared_address(s_memory) & 1023);
-    const Ring ring = make_ring(s_base);
+    const QueryRing ring = make_ring<QueryRing>(s_base);
     if (threadIdx.x >= MULTIPLIERS) {
         setmaxnreg_dec<24>();
         if (threadIdx.x == MULTIPLIERS) fetch_for_queries(p, ring);

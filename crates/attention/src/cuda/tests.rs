@@ -240,8 +240,8 @@ mod gradient {
         assert_eq!(atoms(causal, prompt, 4, Arch::Sm80), None);
         assert_eq!(atoms(causal, prompt, 0, Arch::Sm75), None);
         assert_eq!(atoms(kernel(Dtype::F32, AttentionMask::Full), prompt, 0, Arch::Sm90a), None);
-        assert_eq!(atoms(AttentionKernel { width: 176, ..causal }, prompt, 0, Arch::Sm90a), None);
-        assert_eq!(atoms(AttentionKernel { width: 192, ..causal }, prompt, 0, Arch::Sm90a), Some((1, 1)));
+        assert_eq!(atoms(AttentionKernel { width: 176, ..causal }, prompt, 0, Arch::Sm80), None);
+        assert_eq!(atoms(AttentionKernel { width: 192, ..causal }, prompt, 0, Arch::Sm80), Some((1, 1)));
     }
 
     #[test]
@@ -253,7 +253,9 @@ mod gradient {
             assert!(takes(plain, prompt, 0, Arch::Sm90a) && !takes(plain, prompt, 0, Arch::Sm80));
             assert!(takes(AttentionKernel { width: 128, ..plain }, prompt, 0, Arch::Sm90a));
             // Rows of these strides may be of any width that is whole products.
-            for (width, whole) in [(16, true), (24, false), (80, true), (96, true), (136, false), (144, false)] {
+            for (width, whole) in
+                [(16, true), (24, false), (80, true), (96, true), (136, false), (144, true), (256, true)]
+            {
                 assert_eq!(takes(AttentionKernel { width, ..plain }, prompt, 0, Arch::Sm90a), whole, "{width}");
             }
             assert!(takes(AttentionKernel { group: 4, ..plain }, prompt, 0, Arch::Sm90a));
@@ -299,6 +301,10 @@ mod gradient {
         let both = vec![("backward_queries", 24, 384, 199_760), ("backward_keys", 6, 384, 199_760)];
         let grouped = AttentionKernel { group: 4, width: 96, ..causal };
         assert_eq!(list(grouped, [1, 12, 129, 193], Arch::Sm90a), (both, 12 * 256 * 8));
+        // Wide heads: 64 keys a block.
+        let both = vec![("backward_queries", 24, 384, 231_488), ("backward_keys", 12, 384, 231_536)];
+        let grouped = AttentionKernel { group: 4, width: 256, ..causal };
+        assert_eq!(list(grouped, [1, 12, 129, 193], Arch::Sm90a), (both, 12 * 256 * 8));
         let single = kernel(Dtype::F32, AttentionMask::Causal);
         let both = vec![("backward_queries", 24, 256, 0), ("backward_keys", 36, 256, 0)];
         assert_eq!(list(single, [1, 12, 65, 129], Arch::Sm90a), (both, 12 * 65 * 16));
@@ -324,6 +330,21 @@ mod gradient {
         let of_heads = |positions: u64| [4 * positions * 64, positions * 64, 64].map(Word::Number);
         assert_eq!(strides, [of_heads(50), of_heads(600), of_heads(600)].concat());
         assert_eq!(words.len(), 9 + 6 + 15 + 4 + 9);
+    }
+
+    #[test]
+    fn blocks_of_warpgroups_have_room() {
+        let most = Arch::Sm90a.block_shared();
+        for width in (16..=MAX_WIDTH).step_by(16) {
+            let gradient = gradient(
+                &AttentionKernel { width, ..kernel(Dtype::Bf16, AttentionMask::Full) },
+                shape([1, 1, 64, 64]),
+                0,
+            );
+            let made = backward::with_variant(&gradient, &BackwardVariant::Hopper, &CudaTarget::new(Arch::Sm90a, 132));
+            let shared: Vec<usize> = grids(&made).list.iter().map(|grid| grid.shared as usize).collect();
+            assert!(shared.len() == 2 && shared.iter().all(|&bytes| bytes <= most), "{width}: {shared:?} of {most}");
+        }
     }
 
     #[test]

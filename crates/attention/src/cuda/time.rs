@@ -1,6 +1,6 @@
-//! How long attention takes on an H200, roughly: what the planner chooses among kernels by.
+//! How long attention and its gradient take on an H200, roughly: what the planner chooses among kernels by.
 //!
-//! By warpgroups (`hopper.cu`), a multiprocessor computes squares of 128 queries by 128 keys one after another, and begins and ends tiles of
+//! Attention by warpgroups (`hopper.cu`), a multiprocessor computes squares of 128 queries by 128 keys one after another, and begins and ends tiles of
 //! queries. Two blocks that share a multiprocessor compute at half the rate each. Fitted to the rows of attention in `h200-attention.csv`,
 //! `h200-attention-peers.csv` (heads of 64), `h200-heads.csv` and `h200-crossover.csv`: 12 to 800 heads, 128 to 16384 positions, widths of 32 to 256,
 //! with and without a causal mask; what follows to `h200-crossover.csv` and `h200-launches-peers.csv`.
@@ -32,6 +32,13 @@ const PROJECTED_NARROW: f64 = 250e6;
 /// What a launch with a projection is priced over its time. It is at most 2 % faster than several (`h200-crossover.csv`), and predictions are not
 /// better than this.
 const MARGIN: f64 = 1.05;
+
+/// Microseconds of a square of the gradient for each column of a product, and to begin and to end a tile of queries and one of keys. From the rows of
+/// `h200-attention.csv` and `h200-attention-peers.csv`: heads of 64 and 128, 512 to 16384 positions, within 15 %.
+const GRADIENT_COLUMN: f64 = 0.008;
+const GRADIENT_TILE: f64 = 3.0;
+/// How much longer it takes without warpgroups, product by product: heads of 192 and 256 did in `h200-heads.csv`.
+pub(super) const WITHOUT_WARPGROUPS: f64 = 2.3;
 
 /// Work that follows attention in its launch, as far as time goes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -77,6 +84,24 @@ pub(super) fn attention_us(
     let idle = if rounds > 1.0 { rounds.ceil() - rounds } else { 0.0 };
     let last_round = blocks * idle * (first * square + tile);
     START + (mean + longer) * square + (tiles * share).max(1.0) * tile + last_round
+}
+
+/// Time of the gradient by warpgroups, of so many products, where a block owns so many queries, or as many keys or half.
+pub(super) fn gradient_us(
+    products: usize,
+    side: usize,
+    kernel: &AttentionKernel,
+    shape: &AttentionShape,
+    processors: usize,
+) -> f64 {
+    let seen = Seen::new([shape.queries, shape.keys], side, kernel.mask == AttentionMask::Causal);
+    let (heads, share) = ((shape.batch * shape.heads) as f64, 1.0 / processors as f64);
+    let square = GRADIENT_COLUMN * (products * kernel.width) as f64;
+    let tiles = heads * shape.queries.div_ceil(side) as f64;
+    let mean = heads * seen.all * share;
+    // Both kernels begin with the longest tile, and neither ends before it.
+    let longest = mean.max(seen.last);
+    2.0 * START + longest * square + (tiles * share).max(1.0) * GRADIENT_TILE
 }
 
 /// Squares that hold a pair which counts.

@@ -266,8 +266,8 @@ fn mistakes_in_order() {
             "of what rounding allows",
         ),
         (
-            "store_staged<BEYOND>(s_o, g_o, p.o.position, tile.end - first);",
-            "store_staged<BEYOND>(s_o, g_o, p.o.position, 16);",
+            "store_staged<BEYOND>(s_o, threadIdx.x & 31, g_o, p.o.position, tile.end - first);",
+            "store_staged<BEYOND>(s_o, threadIdx.x & 31, g_o, p.o.position, 16);",
             "wrote beside the result",
         ),
     ];

@@ -118,11 +118,24 @@ fn gradients_of_heads_of_128() {
     check("gradients_of_heads_of_128_full", &[(full, &alone), (grouped(full, 2), &shared)]);
 }
 
+/// A block owns 64 keys, and a warpgroup makes dk or dv.
+#[test]
+fn gradients_of_heads_of_256() {
+    let causal = kernel(Dtype::Bf16, 256, AttentionMask::Causal);
+    let alone = [Case { seeds: 1, ..Case::new([1, 1, 193, 65]) }, Case { seeds: 1, ..Case::new([1, 1, 65, 193]) }];
+    let shared = [Case { order: Order::Positions, processors: 1, seeds: 1, ..Case::new([1, 4, 136, 200]) }];
+    check("gradients_of_heads_of_256_causal", &[(causal, &alone), (grouped(causal, 2), &shared)]);
+    let full = kernel(Dtype::F16, 256, AttentionMask::Full);
+    let shared = [Case { seeds: 1, ..Case::new([2, 2, 70, 129]) }];
+    check("gradients_of_heads_of_256_full", &[(full, &shared), (grouped(full, 2), &shared)]);
+}
+
 /// Columns beyond the width are zeros in shared memory, and are never stored.
 #[test]
 fn gradients_of_heads_of_other_widths() {
     let sizes = [[1, 2, 65, 129], [2, 2, 70, 134], [1, 2, 129, 65], [1, 2, 80, 80]];
-    let widths = [48, 80, 96, 112];
+    let sizes = [sizes, [[1, 2, 72, 72], [1, 2, 129, 129], [1, 2, 65, 129], [1, 2, 129, 65]]].concat();
+    let widths = [48, 80, 96, 112, 144, 192, 208, 224];
     for (turn, (width, sizes)) in widths.into_iter().zip(sizes).enumerate() {
         let dtype = [Dtype::F16, Dtype::Bf16][turn % 2];
         let causal = kernel(dtype, width, AttentionMask::Causal);
@@ -134,8 +147,8 @@ fn gradients_of_heads_of_other_widths() {
 
 #[test]
 fn mistakes_of_a_gradient() {
-    let slopes = "load_rows<TILE>(ring.tile(at, 1), &p.slope, ring.full(at), row, head, work.sequence);";
-    let statistics = "bulk_load(ring.rows(at), rows_of(p, work.sequence, head) + row, ROWS_BYTES, ring.full(at));";
+    let slopes = "load_rows<TILE>(ring.tile(at, 1), &p.slope, ring.full(at, 1), row, head, work.sequence);";
+    let statistics = "bulk_load(ring.rows(at), rows_of(p, work.sequence, head) + row, ROWS_BYTES, ring.full(at, 0));";
     let [other_slopes, other_statistics] = [slopes, statistics].map(|right| right.replace("head", "(head ^ 1)"));
     let mistakes: [Mistake; 6] = [
         ("work.head / (int)p.backward.of.group", "0", "FAILED"),
@@ -150,6 +163,29 @@ fn mistakes_of_a_gradient() {
     let (source, launch) = launched(&causal, &case);
     let all = Launched { source, entry: ENTRY, launch, driver: DRIVER };
     check_mistakes("mistakes_of_a_gradient", all, case.resident, case.seeds, &mistakes);
+}
+
+#[test]
+fn mistakes_of_a_wide_gradient() {
+    let mistakes: [Mistake; 8] = [
+        ("mbarrier_wait(exchange.full(at), Exchange::parity(at));", "", "FAILED"),
+        ("mbarrier_wait(exchange.empty(at), Exchange::parity(at) ^ 1);", "", "FAILED"),
+        ("Exchange::signal(exchange.empty(at), thread);", "", "deadlock"),
+        ("facing.hidden - (int)at * TILE", "facing.hidden", "FAILED"),
+        ("s_base + GROUP * KeyRing::OWN_BYTES", "s_base", "FAILED"),
+        ("ring.release(at, 1 - GROUP);", "", "deadlock"),
+        ("ring.release(last, 1 - GROUP);", "ring.release(last, GROUP);", "FAILED"),
+        (
+            "load_rows<TILE>(ring.tile(at, 1), &p.v, ring.full(at, 1), row, key_head, work.sequence);",
+            "load_rows<TILE>(ring.tile(at, 0), &p.v, ring.full(at, 1), row, key_head, work.sequence);",
+            "FAILED",
+        ),
+    ];
+    let causal = grouped(kernel(Dtype::Bf16, 144, AttentionMask::Causal), 2);
+    let case = Case { processors: 1, seeds: 1, ..Case::new([1, 2, 136, 136]) };
+    let (source, launch) = launched(&causal, &case);
+    let all = Launched { source, entry: ENTRY, launch, driver: DRIVER };
+    check_mistakes("mistakes_of_a_wide_gradient", all, case.resident, case.seeds, &mistakes);
 }
 
 /// The gradient of attention over heads that share keys, as the planner makes it of a graph whose keys repeat.

@@ -119,6 +119,7 @@ fn gradients_side_by_side_have_the_bits_of_gradients_apart() {
         ("grouped", Case { dtype: Dtype::F16, heads: 4, key_heads: 2, width: 128, ..hopper }),
         // No warpgroups: rows that are no multiples of 16 bytes.
         ("plain", Case { dtype: Dtype::F32, width: 18, positions: 33, ..hopper }),
+        ("wide", Case { heads: 2, key_heads: 2, width: 160, ..hopper }),
         ("hopper", hopper),
     ];
     for (name, case) in cases {
