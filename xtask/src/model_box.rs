@@ -35,14 +35,13 @@ struct Recipe {
     profile: &'static [&'static str],
 }
 
-/// The weights in the repository are those after the last step of this; a longer run changes that number alone. A change of the sizes is one of
-/// `Config::BOX` too.
+/// The weights in the repository are those after the last step of this. A change of the sizes is one of `Config::BOX` too.
 const FULL: Recipe = Recipe {
     name: "run",
-    settings: "--layers 5 --heads 6 --width 192 --context 256 --tokenizer bpe:2048 --batch 8 --steps 3000 --warmup 150 --learning-rate 0.003 \
-               --precision bf16 --seed 1",
-    cadence: "--evaluate-every 250 --evaluate-batches 20 --save-every 100 --sample-every 500 --sample-tokens 120",
-    until: 1332,
+    settings: "--layers 5 --heads 6 --width 192 --context 256 --tokenizer bpe:2048 --batch 64 --steps 2500 --warmup 150 --learning-rate 0.003 \
+               --dropout 0.2 --precision bf16 --seed 1",
+    cadence: "--evaluate-every 100 --evaluate-batches 20 --save-every 100 --sample-every 500 --sample-tokens 120",
+    until: 2500,
     profile: &["--release"],
 };
 
