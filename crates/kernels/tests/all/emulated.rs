@@ -76,6 +76,7 @@ fn the_machine_itself() {
     };
     for seed in ["1", "2", "3"] {
         assert_eq!(run("products", "1", seed), (true, String::new()));
+        assert_eq!(run("cut", "1", seed), (true, String::new()));
         assert_eq!(run("cluster", "1", seed), (true, String::new()));
         assert_eq!(run("cluster", "8", seed), (true, String::new()));
         let (ok, said) = run("missing", "4", seed);

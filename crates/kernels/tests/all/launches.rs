@@ -63,3 +63,43 @@ fn a_feed_forward_network_is_two_launches_at_any_row_count() {
         }
     }
 }
+
+/// What the kernels of a graph launch on a GPU, without calls of the library.
+fn entries(text: &str, arch: Arch) -> Vec<&'static str> {
+    let graph: Graph = text.parse().unwrap();
+    let machine = Machine::profile("h200").unwrap();
+    let target = Target { machine: &machine, catalog: CudaCatalog::of(arch) };
+    let plan = plan(&graph, target, Strategy::Greedy, &[]).unwrap();
+    let backend = Backend::Cuda(CudaTarget::new(arch, 132));
+    let kernels = plan.groups.iter().map(|group| render(group.draft(&graph, &plan.placement), &backend).unwrap());
+    let of = |kernel: Kernel| match &kernel.source {
+        Source::Library(_) => Vec::new(),
+        _ => kernel.launch.grids().expect("grids").list.iter().map(|grid| grid.entry).collect(),
+    };
+    kernels.flat_map(of).collect()
+}
+
+/// On Hopper, where the multiplications take much longer than splitting, whatever follows and however operands lie.
+#[test]
+fn operands_of_f32_are_split_where_that_pays() {
+    let split = ["split_tf32", "matmul_hopper"];
+    let square = "x = input f32[4096,4096] ; w = weight f32[4096,4096] ; y = matmul x w";
+    let followed = format!("{square} ; z = gelu y ; out z");
+    assert_eq!(entries(&format!("{square} ; out y"), Arch::Sm90a), split);
+    assert_eq!(entries(&followed, Arch::Sm90a), split);
+    assert_eq!(entries(&followed, Arch::Sm80), ["matmul_mma"]);
+    let across =
+        "x = input f32[1501,2047] ; w = weight f32[1999,1501] ; y = matmul x w transpose_a transpose_b ; out y";
+    assert_eq!(entries(across, Arch::Sm90a), split);
+    for text in [
+        // Few rows, few of everything, sums that are too short, copies that are too large.
+        "x = input f32[1,4096] ; w = weight f32[4096,4096] ; y = matmul x w ; z = gelu y ; out z",
+        "x = input f32[16,4096] ; w = weight f32[4096,4096] ; y = matmul x w ; z = gelu y ; out z",
+        "x = input f32[128,128] ; w = weight f32[128,128] ; y = matmul x w ; z = gelu y ; out z",
+        "x = input f32[4096,63] ; w = weight f32[63,4096] ; y = matmul x w ; z = gelu y ; out z",
+        "x = input f32[4096,65536] ; w = weight f32[65536,4097] ; y = matmul x w ; z = gelu y ; out z",
+    ] {
+        let entries = entries(text, Arch::Sm90a);
+        assert!(!entries.contains(&"split_tf32"), "{entries:?}: {text}");
+    }
+}

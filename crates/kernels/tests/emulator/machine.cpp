@@ -1,5 +1,5 @@
 // The machine on small kernels: blocks that wait for each other, blocks of a cluster, bulk copies, multiplications of shared memory alone with a transposed
-// right operand. Arguments of the program: which, blocks that run at once, a seed.
+// right operand, and of f32. Arguments of the program: which, blocks that run at once, a seed.
 #include "emulator.h"
 
 struct Waiting {
@@ -54,6 +54,33 @@ static void multiply_tiles(Multiplied p) {
         const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
         const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
         p.g_d[row * 128 + column] = d[i];
+    }
+}
+
+// The same of f32 whose lowest bits do not count, 64 x 32 and 32 x 96: rows of a, and columns of b.
+static void multiply_cut_tiles(Multiplied p) {
+    char* s_memory = (char*)shared_memory();
+    const u32 a = shared_address(s_memory) + (-shared_address(s_memory) & 1023), b = a + 8192, barrier = b + 12288;
+    if (threadIdx.x == 0) {
+        mbarrier_init(barrier, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(barrier, 8192 + 12288);
+        tma_load_3d(a, &p.a, barrier, 0, 0, 1);
+        tma_load_3d(b, &p.b, barrier, 0, 0, 1);
+    }
+    __syncthreads();
+    mbarrier_wait(barrier, 0);
+    float d[48];
+    wgmma_fence();
+    for (int step = 0; step < 4; ++step) {
+        Wgmma<96, 0>::from_shared<0>(d, matrix_descriptor<16>(a) + step * 2, matrix_descriptor<16>(b) + step * 2, step > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    for (int i = 0; i < 48; ++i) {
+        const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
+        const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+        p.g_d[row * 96 + column] = d[i];
     }
 }
 
@@ -133,6 +160,29 @@ static bool check_products(emulator::Settings settings) {
     return true;
 }
 
+// Whole numbers with something in the bits that are cut off.
+static bool check_cut_products(emulator::Settings settings) {
+    alignas(16) static u32 a[2][60][32], b[2][96][32];
+    static float d[64][96];
+    for (int i = 0; i < 2 * 60 * 32; ++i) a[0][0][i] = emulator::bits_of((float)(i * 7 % 23 - 11)) | (i * 37 & 0x1fff);
+    for (int i = 0; i < 2 * 96 * 32; ++i) b[0][0][i] = emulator::bits_of((float)(i * 5 % 19 - 9)) | (i * 41 & 0x1fff);
+    Multiplied p;
+    p.a = emulator::describe(a, 3, {64, 60, 2, 1, 1}, {128, 60 * 128, 16, 16}, {64, 64, 1, 1, 1});
+    p.b = emulator::describe(b, 3, {64, 96, 2, 1, 1}, {128, 96 * 128, 16, 16}, {64, 96, 1, 1, 1});
+    p.g_d = d[0];
+    settings.threads = 128;
+    settings.shared = 1024 + 8192 + 12288 + 8;
+    emulator::run(multiply_cut_tiles, p, settings);
+    for (int row = 0; row < 64; ++row) {
+        for (int column = 0; column < 96; ++column) {
+            int sum = 0;
+            for (int k = 0; k < 32 && row < 60; ++k) sum += ((60 * 32 + row * 32 + k) * 7 % 23 - 11) * ((96 * 32 + column * 32 + k) * 5 % 19 - 9);
+            if (d[row][column] != (float)sum) return false;
+        }
+    }
+    return true;
+}
+
 int main(int count, char** arguments) {
     if (count != 4) emulator::fail("expected what to run, blocks at once, a seed");
     emulator::Settings settings;
@@ -142,6 +192,7 @@ int main(int count, char** arguments) {
     const bool ok = which == "waiting"   ? check_waiting(settings)
                     : which == "cluster" ? check_cluster(settings, 0)
                     : which == "missing" ? check_cluster(settings, 1)
+                    : which == "cut"     ? check_cut_products(settings)
                                          : check_products(settings);
     printf("%s: %s\n", arguments[1], ok ? "ok" : "FAILED");
     return ok ? 0 : 1;
