@@ -49,7 +49,7 @@ use deuteron_graph::memory;
 
 pub use error::{ExternalProblem, OnnxError};
 pub use external::ExternalPlace;
-pub use imported::{Imported, NearMiss, OpaqueOp, Recognised};
+pub use imported::{Imported, NearMiss, OpaqueOp, Port, Recognised};
 pub use options::Options;
 pub use weight::{Location, TensorData, Weight, read_tensor};
 

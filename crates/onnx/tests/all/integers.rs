@@ -354,3 +354,26 @@ fn pools_give_the_places_of_the_largest() {
         }
     }
 }
+
+/// What a caller may pass: less than the graph's type holds, but for bytes, whose bits are the same.
+#[test]
+fn inputs_have_the_range_of_the_file_s_type() {
+    let types = [
+        (1, None),
+        (5, Some((-32_768.0, 32_767.0))),
+        (4, Some((0.0, 65_535.0))),
+        (7, None),
+        (2, None),
+        (22, Some((-8.0, 7.0))),
+    ];
+    for (number, range) in types {
+        let writer = Writer::default().typed_input("x", number, &[Size::Is(3)]).call(
+            "Cast",
+            &["x"],
+            &["y"],
+            &[("to", Value::Int(1))],
+        );
+        let imported = import(&writer.output("y").finish_at(21), &Options::default()).unwrap();
+        assert_eq!(imported.inputs[0].range, range, "{number}");
+    }
+}
