@@ -164,9 +164,9 @@ fn run_overhead(device: &DeviceArguments, json: bool) -> Result<Outcome> {
     show::report(&[measured?], json, |[row]| {
         outln!("{}", row.device);
         let (bare, ours) = (row.bare_launch_us, row.launch_us);
-        outln!("a launch    {ours:.2} us of host time, {bare:.2} us of them the driver's bare call");
+        outln!("a launch    {ours:.2} us of host time, of which {bare:.2} us are the driver's call");
         let (cold, disk) = (row.first_cold_ms, row.first_disk_ms);
-        outln!("first call  {cold:.0} ms with nothing known, {disk:.1} ms from the cache on disk");
+        outln!("first call  {cold:.0} ms with empty caches, {disk:.1} ms with kernels in the cache on disk");
     })?;
     Ok(Outcome::Good)
 }
