@@ -83,7 +83,6 @@ fn is_mask(graph: &Graph, id: NodeId) -> bool {
 
 /// Whether an integer is used as a truth value or a factor alone, and somewhere hides what it is 0 for.
 fn hides(graph: &Graph, id: NodeId) -> bool {
-    let is_constant = |id: NodeId, holds: &dyn Fn(f64) -> bool| matches!(graph.node(unchanged(graph, id)).op, Op::Const { value, .. } if holds(value));
     // The input in other shapes and types, and what is 1 where it is 0.
     let mut forms = vec![false; graph.nodes().len()];
     forms[id.index()] = true;
@@ -93,7 +92,8 @@ fn hides(graph: &Graph, id: NodeId) -> bool {
         let Some(of) = node.inputs.iter().position(|input| forms[input.index()]) else { continue };
         let is_integer = graph.node(node.inputs[of]).dtype == Dtype::I32;
         let other = |holds: &dyn Fn(f64) -> bool| {
-            node.inputs.iter().enumerate().any(|(position, &input)| position != of && is_constant(input, holds))
+            let others = node.inputs.iter().enumerate().filter(|&(position, _)| position != of);
+            others.map(|(_, &input)| constant(graph, input)).any(|value| value.is_some_and(holds))
         };
         match &node.op {
             Op::View(_) | Op::Cast(_) => forms[user.index()] = true,
@@ -108,11 +108,14 @@ fn hides(graph: &Graph, id: NodeId) -> bool {
     found
 }
 
-/// A value before views of it.
-fn unchanged(graph: &Graph, id: NodeId) -> NodeId {
+/// A constant, perhaps repeated by views.
+fn constant(graph: &Graph, mut id: NodeId) -> Option<f64> {
+    while let Op::View(_) = graph.node(id).op {
+        id = graph.node(id).inputs[0];
+    }
     match graph.node(id).op {
-        Op::View(_) => unchanged(graph, graph.node(id).inputs[0]),
-        _ => id,
+        Op::Const { value, .. } => Some(value),
+        _ => None,
     }
 }
 

@@ -390,6 +390,7 @@ mod tests {
         assert_eq!(slope(-10.0, (-10f64).exp(), 1e-9), (-10f64).exp());
         assert_eq!(slope(0.0, 1.0, 1e4), f64::INFINITY);
     }
+
     #[test]
     fn a_slope_is_the_largest_within_reach() {
         for (op, x, reach) in [
