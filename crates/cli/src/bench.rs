@@ -27,7 +27,7 @@ pub struct Arguments {
     /// Columns, one or more
     #[arg(long, value_delimiter = ',', default_value = "768")]
     cols: Vec<usize>,
-    /// Elements of a tensor of 1024 columns, instead of rows and columns
+    /// Elements per tensor, as rows of 1024 columns; instead of --rows and --cols
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["rows", "cols"])]
     elements: Vec<usize>,
     /// f32, f16 or bf16; for a model also int8, which stores weights as bytes [default: f32; bf16 for the ladder of attention and for matmul on a GPU]

@@ -227,7 +227,7 @@ fn a_note_says_where_integers_lose_bits() {
         let writer = Writer::default().typed_input("x", element, &dims).node("Add", &["x", "x"], "y").output("y");
         import(&writer.finish(), &Options::default()).unwrap().notes
     };
-    assert_eq!(sum(I64), ["64-bit and unsigned integers are computed in 32 bits, where what is beyond wraps"]);
+    assert_eq!(sum(I64), ["64-bit and unsigned integers are computed in 32 bits, where larger results wrap"]);
     assert!(sum(I32).is_empty() && sum(U16).is_empty());
 }
 
