@@ -26,17 +26,17 @@ pub struct Arguments {
     /// cpu (this machine), cuda (its GPU), a100, h100, h200, rtx4090, or a machine file
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Plan with every kernel structure that the planner knows, even if this version cannot generate it; without this flag that plan is only
-    /// listed, if it differs from the chosen one
+    /// Choose among all kernel structures that the planner knows, even those that this version cannot generate; without this flag that plan is
+    /// only listed, where it differs from the chosen one
     #[arg(long)]
     conceivable: bool,
     /// TOML file with the weights and thresholds of the score sheet: [weights], [thresholds] and fuse_from, the lowest score whose verdict is FUSE
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
-    /// Operations that must share a kernel, by the names of a row of the fusions: a,b; may be repeated
+    /// Operations that must share a kernel, as the table of fusions names them: a,b; may be repeated
     #[arg(long, value_name = "A,B")]
     force: Vec<String>,
-    /// Operations that must not share a kernel, by the names of a row of the fusions: a,b; may be repeated
+    /// Operations that must not share a kernel, as the table of fusions names them: a,b; may be repeated
     #[arg(long, value_name = "A,B")]
     forbid: Vec<String>,
     /// For each fusion, print the device, batch, sequence or size at which the verdict changes

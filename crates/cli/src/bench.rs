@@ -27,7 +27,7 @@ pub struct Arguments {
     /// Columns, one or more
     #[arg(long, value_delimiter = ',', default_value = "768")]
     cols: Vec<usize>,
-    /// Elements of a tensor of 1024 columns, instead of rows and columns
+    /// Elements per tensor, as rows of 1024 columns; instead of --rows and --cols
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["rows", "cols"])]
     elements: Vec<usize>,
     /// f32, f16 or bf16; for a model also int8, which stores weights as bytes [default: f32; bf16 for the ladder of attention and for matmul on a GPU]
@@ -164,9 +164,9 @@ fn run_overhead(device: &DeviceArguments, json: bool) -> Result<Outcome> {
     show::report(&[measured?], json, |[row]| {
         outln!("{}", row.device);
         let (bare, ours) = (row.bare_launch_us, row.launch_us);
-        outln!("a launch    {ours:.2} us of host time, {bare:.2} us of them the driver's bare call");
+        outln!("a launch    {ours:.2} us of host time, of which {bare:.2} us are the driver's call");
         let (cold, disk) = (row.first_cold_ms, row.first_disk_ms);
-        outln!("first call  {cold:.0} ms with nothing known, {disk:.1} ms from the cache on disk");
+        outln!("first call  {cold:.0} ms with empty caches, {disk:.1} ms with kernels in the cache on disk");
     })?;
     Ok(Outcome::Good)
 }

@@ -149,7 +149,10 @@ fn print_catalog(report: &CatalogReport) {
     outln!("{}", show::table(&["op", "cases", "failures", "largest error / bound"], rows.collect(), 1));
     outln!("{} cases over {} shapes on {}", report.cases, report.shapes, report.device);
     if report.repeats > 0 {
-        outln!("each {} times beside other work, with equal bits unless a failure is listed", report.repeats);
+        outln!(
+            "each case ran {} times while the device did other work, with equal bits unless a failure is listed",
+            report.repeats
+        );
     }
     outln!(
         "{} expansions against their formulas, {} gradients ({} elements) against central differences of the formulas",

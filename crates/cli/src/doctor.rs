@@ -166,7 +166,7 @@ fn show_validation(validation: &Validation) {
     let drifts = validation.cases.iter().any(|case| case.drift != 1.0);
     if drifts {
         outln!(
-            "A reference kernel takes {:.2} of its time at calibration; predictions are scaled by that.",
+            "A reference kernel takes {:.2} times as long as at calibration; predictions are scaled by that.",
             validation.drift
         );
     }

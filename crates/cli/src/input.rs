@@ -23,10 +23,10 @@ pub struct GraphArguments {
     /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, box (the trained model in this command), bert, bert-large, vit, vit-large, t5-small, t5, t5-large, each also with -block; an op of the catalogue, with attributes in quotes: "moe
     /// weighted=true"; matmul, of [rows, cols] by [cols, 4 cols]; a text file; an .onnx file
     graph: String,
-    /// Sequences per batch of a model [default: 1]; for an ONNX file, its open batch size
+    /// Sequences per batch of a model [default: 1]; for an ONNX file, the batch size that it leaves open
     #[arg(long)]
     batch: Option<usize>,
-    /// Tokens per sequence, of a model or an attention op [default: 1024; 512 for BERT and T5, 256 for box]; for an ONNX file, its open sequence length [default: 128]
+    /// Tokens per sequence, of a model or an attention op [default: 1024; 512 for BERT and T5, 256 for box]; for an ONNX file, the sequence length that it leaves open [default: 128]
     #[arg(long)]
     seq: Option<usize>,
     /// Rows of an op of the catalogue [default: 1024]

@@ -21,7 +21,7 @@ pub struct Arguments {
     /// Print all of it: also the device-side code that rungs and kernels share, at 1024 rows of 768 in bf16
     #[arg(long, requires = "show", conflicts_with = "cpu")]
     full: bool,
-    /// The rungs on this machine's CPU instead of those on a GPU
+    /// The rungs of the CPU instead of those of a GPU
     #[arg(long)]
     cpu: bool,
 }

@@ -103,8 +103,10 @@ impl OnnxFile {
             let data = if self.imported.weights.iter().any(|weight| weight.name == label) {
                 Some(self.imported.weight(&label, &file)?)
             } else {
-                let original = self.imported.inputs.iter().find(|(_, own)| *own == label).map(|(original, _)| original);
-                self.inputs.iter().find(|(name, _)| Some(name) == original).map(|(_, data)| data.clone())
+                let port = self.imported.inputs.iter().find(|port| port.name == label);
+                let original = port.map(|port| &port.original);
+                let given = self.inputs.iter().find(|(name, _)| Some(name) == original).map(|(_, data)| data.clone());
+                given.or_else(|| port?.assumed.clone())
             };
             tensors.push(match data {
                 Some(data) if data.dtype == dtype => Tensor::from_bytes(dtype, data.shape, &data.bytes)?,
@@ -112,10 +114,21 @@ impl OnnxFile {
                     let data = TensorData::of_values(dtype, data.shape.clone(), data.values().into_iter());
                     Tensor::from_bytes(dtype, data.shape, &data.bytes)?
                 }
-                None => made,
+                None => self.within_type(&label, made)?,
             });
         }
         Ok(tensors)
+    }
+
+    /// Random values that the file's type of an input does not hold, wrapped into it as ONNX Runtime is given them.
+    fn within_type(&self, label: &str, made: Tensor) -> Result<Tensor> {
+        let port = self.imported.inputs.iter().find(|port| port.name == label);
+        let Some((least, most)) = port.and_then(|port| port.range) else { return Ok(made) };
+        let (dtype, shape) = (made.dtype(), made.shape().clone());
+        let values =
+            made.to_array()?.values.into_iter().map(|value| least + (value - least).rem_euclid(most - least + 1.0));
+        let data = TensorData::of_values(dtype, shape, values);
+        Ok(Tensor::from_bytes(dtype, data.shape, &data.bytes)?)
     }
 
     /// Compares the results with given ones, or with those of another program.
@@ -161,13 +174,13 @@ impl OnnxFile {
     fn other_results_in(&self, folder: &Path, graph: &Graph, tensors: &[Tensor]) -> Result<Vec<TensorData>> {
         let mut command = Command::new(std::env::var_os("DEUTERON_PYTHON").unwrap_or("python3".into()));
         command.args(["-c", SCRIPT]).arg(&self.path).arg(folder);
-        for (index, (original, label)) in self.imported.inputs.iter().enumerate() {
-            let position = graph.inputs().iter().position(|&id| graph.label(id) == *label);
-            let position = position.with_context(|| format!("the graph has no input `{label}`"))?;
+        for (index, port) in self.imported.inputs.iter().enumerate() {
+            let position = graph.inputs().iter().position(|&id| graph.label(id) == port.name);
+            let position = position.with_context(|| format!("the graph has no input `{}`", port.name))?;
             let tensor = &tensors[position];
             let data = TensorData { dtype: tensor.dtype(), shape: tensor.shape().clone(), bytes: tensor.to_bytes()? };
             arrays::write_npy(&folder.join(format!("input_{index}.npy")), &data)?;
-            command.arg(original);
+            command.arg(&port.original);
         }
         let output = command.output().context("python3 cannot be started, which --against needs")?;
         if !output.status.success() {

@@ -14,7 +14,7 @@ const REMEDY: &str = "or go without with `--tuning none`";
 /// The measured launch shapes to use on a GPU.
 #[derive(Args)]
 pub struct TuningArguments {
-    /// Measured launch shapes for a GPU: only those of this file, which is never written; or none [default:
+    /// File of measured launch shapes to use on a GPU, which is only read; none to use no measured shapes [default:
     /// those that `bench --tune` stored for the GPU]
     #[arg(long, value_name = "FILE")]
     tuning: Option<String>,

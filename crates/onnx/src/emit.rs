@@ -6,7 +6,7 @@ use deuteron_graph::{BinaryOp, CompareOp, Dtype, Graph, GraphError, NodeId, Opaq
 
 use crate::element::Element;
 use crate::error::OnnxError;
-use crate::imported::OpaqueOp;
+use crate::imported::{OpaqueOp, Port};
 use crate::ir::{Id, Ir, Kind, Logic, Reduction};
 use crate::translate::Translated;
 use crate::weight::Weight;
@@ -17,8 +17,7 @@ pub(crate) struct Emitted {
     pub graph: Graph,
     pub weights: Vec<Weight>,
     pub opaque: Vec<OpaqueOp>,
-    /// Inputs: their names in the file and in the graph.
-    pub inputs: Vec<(String, String)>,
+    pub inputs: Vec<Port>,
     /// For each node of the canonical form, the graph's, if it was needed.
     pub places: Vec<Option<NodeId>>,
     /// Whether integers of 64 bits, or unsigned ones of 32, are computed in 32 bits.
@@ -66,7 +65,7 @@ pub(crate) struct Emitter<'t> {
     pub graph: Graph,
     pub weights: Vec<Weight>,
     opaque: Vec<OpaqueOp>,
-    inputs: Vec<(String, String)>,
+    inputs: Vec<Port>,
     places: Vec<Option<NodeId>>,
     /// Whether integers of 64 bits, or unsigned ones of 32, are computed in 32 bits.
     pub is_narrowed: bool,
@@ -126,7 +125,11 @@ impl Emitter<'_> {
             let name = self.name("in", &input.name);
             let dtype = self.input_dtype(input.element);
             nodes.push(self.graph.input(&name, dtype, input.shape.clone())?);
-            self.inputs.push((input.name.clone(), name));
+            // The bits of a byte are those of the graph's, signed or not.
+            let is_byte = dtype == Dtype::I8 && input.element.bits() == 8;
+            let range = input.element.range().filter(|_| !is_byte);
+            let assumed = self.translated.assumed.get(&input.name).cloned();
+            self.inputs.push(Port { original: input.name.clone(), name, range, assumed });
         }
         for id in self.ir.ids() {
             if let Kind::Input(position) = self.ir.node(id).kind {

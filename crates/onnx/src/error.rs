@@ -134,7 +134,7 @@ pub enum OnnxError {
         got: i64,
     },
     /// An element type without a counterpart.
-    #[error("`{value}` has ONNX element type {got}; expected a float, integer or bool tensor")]
+    #[error("`{value}` holds {}; expected a tensor of floats, integers or bools{}", elements(*.got), instead_of(*.got))]
     ElementType {
         /// the tensor
         value: String,
@@ -244,6 +244,25 @@ fn unsupported(op: &str) -> &'static str {
             "state that shape in the graph's value_info to analyse it so (onnx.shape_inference.infer_shapes knows the shapes of most \
              operators of ONNX), or cut the model before and after it with onnx.utils.extract_model"
         }
+    }
+}
+
+/// Elements that no dtype is for, in words.
+fn elements(number: i64) -> String {
+    match number {
+        0 => "elements of no type".to_string(),
+        8 => "strings".to_string(),
+        14 | 15 => "complex numbers".to_string(),
+        _ => format!("elements of ONNX type {number}, which is not known"),
+    }
+}
+
+/// What to do about them.
+fn instead_of(number: i64) -> &'static str {
+    match number {
+        8 => ": cut the model behind its tokenizer with onnx.utils.extract_model",
+        14 | 15 => ": pass real and imaginary parts as two tensors",
+        _ => "",
     }
 }
 

@@ -50,6 +50,19 @@ pub struct OpaqueOp {
     pub node: NodeId,
 }
 
+/// An input of the model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Port {
+    /// Its name in the file.
+    pub original: String,
+    /// Its name in the graph.
+    pub name: String,
+    /// The least and the largest value of the file's type, where the graph's type holds more.
+    pub range: Option<(f64, f64)>,
+    /// The value that was assumed, because sizes depend on it and none was given.
+    pub assumed: Option<TensorData>,
+}
+
 /// A model as a graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Imported {
@@ -63,8 +76,8 @@ pub struct Imported {
     pub opaque: Vec<OpaqueOp>,
     /// The weights of the graph, in its order, and where their data are.
     pub weights: Vec<Weight>,
-    /// The model's inputs, in its order: their names in the file and in the graph.
-    pub inputs: Vec<(String, String)>,
+    /// The model's inputs, in its order.
+    pub inputs: Vec<Port>,
     /// Further notes for the user.
     pub notes: Vec<String>,
 }

@@ -49,7 +49,7 @@ use deuteron_graph::memory;
 
 pub use error::{ExternalProblem, OnnxError};
 pub use external::ExternalPlace;
-pub use imported::{Imported, NearMiss, OpaqueOp, Recognised};
+pub use imported::{Imported, NearMiss, OpaqueOp, Port, Recognised};
 pub use options::Options;
 pub use weight::{Location, TensorData, Weight, read_tensor};
 
@@ -65,7 +65,7 @@ fn imported(bytes: &[u8], options: &Options) -> Result<Imported, OnnxError> {
     if emitted.is_narrowed {
         translated
             .notes
-            .push("64-bit and unsigned integers are computed in 32 bits, where what is beyond wraps".to_string());
+            .push("64-bit and unsigned integers are computed in 32 bits, where larger results wrap".to_string());
     }
     let recognised = found.composites.into_iter().filter_map(|found| {
         let node = emitted.places[found.id.index()]?;

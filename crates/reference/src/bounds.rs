@@ -326,6 +326,18 @@ mod tests {
     }
 
     #[test]
+    fn a_small_sigmoid_is_off_by_a_factor_if_its_argument_is_off() {
+        // Beside 2^25 the spacing is 2: -45.5 comes back as -46, or as -44 if a kernel drops bits.
+        let text = "x = input f32[1] ; a = input f32[1] ; s = add x a ; t = sub s a ; y = OP t ; out y";
+        let inputs = [-45.5, (1u64 << 25) as f64].map(|x| Array::filled([1], x));
+        for op in ["sigmoid", "exp"] {
+            let expected = bounded(&text.replace("OP", op).parse().unwrap(), &inputs).unwrap().remove(0);
+            let got = |argument: f64| expected.compare(&Array::filled([1], argument.exp())).holds();
+            assert!(got(-46.0) && got(-44.0) && !got(-41.0), "{op}: {:?}", expected.bounds);
+        }
+    }
+
+    #[test]
     fn a_run_in_the_storage_types_may_be_off_twice_as_much() {
         // One element of a hundred is off by a hundred deviations: the root mean square is ten.
         let (exact, mut rounded) = (Array::filled([100], 1.0), Array::filled([100], 1.0));

@@ -182,11 +182,12 @@ fn mapped<const N: usize>(
 #[inline(always)]
 fn slope(op: UnaryOp, x: f64, y: f64, reach: f64, least: f64) -> f64 {
     let near = (x.abs() - reach).max(least);
-    // Where the error is small, the slope at `x` is as good and costs no function.
-    let small = reach < x.abs() / 1024.0;
+    // Where the error is small, the slope at `x` is as good and costs no function. Slopes of exponentials change by a factor with
+    // the error itself, however large `x` is.
+    let (small, tiny) = (reach < x.abs() / 1024.0, reach < 1.0 / 1024.0);
     match op {
         UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Round => 1.0,
-        UnaryOp::Exp if reach < 1.0 / 1024.0 => y,
+        UnaryOp::Exp if tiny => y,
         // To the value at the end of its reach: beside it the value here is nothing, and it may be 0 where the other factor overflows.
         UnaryOp::Exp if reach > 64.0 => (x + reach).exp() / reach,
         UnaryOp::Exp => y * reach.exp_m1() / reach,
@@ -200,15 +201,20 @@ fn slope(op: UnaryOp, x: f64, y: f64, reach: f64, least: f64) -> f64 {
             let (root, least) = (x.sqrt(), near.sqrt());
             1.0 / (root * least * (root + least))
         }
-        UnaryOp::Tanh if small => 1.0 - y * y,
-        UnaryOp::Tanh => 1.0 - near.max(0.0).tanh().powi(2),
+        UnaryOp::Tanh if tiny => 1.0 - y * y,
+        UnaryOp::Tanh => 4.0 * bell(2.0 * near),
         UnaryOp::Erf => std::f64::consts::FRAC_2_SQRT_PI * (-near.max(0.0).powi(2)).exp(),
-        UnaryOp::Sigmoid if small => y * (1.0 - y),
-        UnaryOp::Sigmoid => {
-            let value = UnaryOp::Sigmoid.apply(near.max(0.0));
-            value * (1.0 - value)
-        }
+        UnaryOp::Sigmoid if tiny => y * (1.0 - y),
+        UnaryOp::Sigmoid => bell(near),
     }
+}
+
+/// The slope of a sigmoid at `x`, at 0 where `x` is negative. `s (1 - s)` is 0 from 37 on, where the sigmoid rounds to 1 in `f64`; the slope
+/// at -46 is 1e-20, as the sigmoid is.
+#[inline(always)]
+fn bell(x: f64) -> f64 {
+    let power = (-x.max(0.0)).exp();
+    power / (1.0 + power).powi(2)
 }
 
 /// The largest slopes of an operation in its two operands, within reach of their errors.
@@ -383,5 +389,37 @@ mod tests {
         assert_eq!(slope(-800.0, 0.0, 700.0), (-100f64).exp() / 700.0);
         assert_eq!(slope(-10.0, (-10f64).exp(), 1e-9), (-10f64).exp());
         assert_eq!(slope(0.0, 1.0, 1e4), f64::INFINITY);
+    }
+
+    #[test]
+    fn a_slope_is_the_largest_within_reach() {
+        for (op, x, reach) in [
+            (UnaryOp::Exp, -46.0, 3.0),
+            (UnaryOp::Sigmoid, -46.0, 3.0),
+            (UnaryOp::Sigmoid, 46.0, 3.0),
+            (UnaryOp::Sigmoid, -80.0, 0.07),
+            (UnaryOp::Sigmoid, -2.0, 3.0),
+            (UnaryOp::Sigmoid, 0.3, 1e-4),
+            (UnaryOp::Tanh, -25.0, 0.02),
+            (UnaryOp::Tanh, 25.0, 3.0),
+            (UnaryOp::Tanh, 0.5, 0.25),
+            (UnaryOp::Erf, -2.5, 1.0),
+        ] {
+            let steepest = slope(op, x, op.apply(x), reach, 0.0);
+            let exact = |x: f64| match op {
+                UnaryOp::Exp => x.exp(),
+                UnaryOp::Sigmoid => (x / 2.0).cosh().powi(-2) / 4.0,
+                UnaryOp::Tanh => x.cosh().powi(-2),
+                _ => std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp(),
+            };
+            let steps = (-1000..=1000).map(|step| exact(x + reach * f64::from(step) / 1000.0));
+            let largest = steps.fold(0.0, f64::max);
+            // That of an exponential is the secant to the end of its reach.
+            let expected = if op == UnaryOp::Exp { ((x + reach).exp() - x.exp()) / reach } else { largest };
+            assert!(
+                (steepest / expected - 1.0).abs() < 2e-3,
+                "{op:?} at {x} within {reach}: {steepest:e}, {expected:e}"
+            );
+        }
     }
 }

@@ -146,15 +146,22 @@ fn a_masked_model_is_checked() {
     }
 }
 
+/// Whether Python has ONNX Runtime. Without it a test is skipped, and says so.
+fn has_onnxruntime(test: &str) -> bool {
+    let python = std::env::var_os("DEUTERON_PYTHON").unwrap_or("python3".into());
+    let found = Command::new(&python).args(["-c", "import numpy, onnxruntime"]).output();
+    let has = found.is_ok_and(|output| output.status.success());
+    if !has {
+        // Past the capture of the test harness: a skipped test must not look like one that ran.
+        let _ = writeln!(std::io::stderr(), "skipped: needs onnxruntime: {test}");
+    }
+    has
+}
+
 /// Sequences of different lengths, padded on the left: rows whose keys are all masked agree as well, and `fuse` says that they are hardly checked.
 #[test]
 fn a_model_agrees_with_onnxruntime_behind_padding() {
-    let python = std::env::var_os("DEUTERON_PYTHON").unwrap_or("python3".into());
-    let found = Command::new(&python).args(["-c", "import numpy, onnxruntime"]).output();
-    if !found.is_ok_and(|output| output.status.success()) {
-        // Past the capture of the test harness: a skipped test must not look like one that ran.
-        let _ =
-            writeln!(std::io::stderr(), "skipped: needs onnxruntime: a_model_agrees_with_onnxruntime_behind_padding");
+    if !has_onnxruntime("a_model_agrees_with_onnxruntime_behind_padding") {
         return;
     }
     let (folder, file, inputs) = (Folder::new(), model("gpt2_legacy_17.onnx"), Scratch::make());
@@ -172,6 +179,50 @@ fn a_model_agrees_with_onnxruntime_behind_padding() {
     assert!(coverage["without_bound"] == 0 && coverage["loose"].as_u64().unwrap() > 0, "{coverage}");
     let said = text(&folder.run(&["fuse", &file, "--no-learn", "--inputs", path]).stdout);
     assert!(said.contains("elements have a bound above the largest value of their output"), "{said}");
+}
+
+/// A protobuf field of bytes.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut message = vec![number << 3 | 2];
+    varint(&mut message, bytes.len() as u64);
+    [message, bytes.to_vec()].concat()
+}
+
+/// An input or output: its name, ONNX's number of its type, its sizes.
+fn port(name: &str, element: u8, dims: &[u8]) -> Vec<u8> {
+    let shape: Vec<u8> = dims.iter().flat_map(|&size| field(1, &[1 << 3, size])).collect();
+    let kind = [vec![1 << 3, element], field(2, &shape)].concat();
+    [field(1, name.as_bytes()), field(2, &field(1, &kind))].concat()
+}
+
+/// A model whose output is its input as floats: the attribute `to` is 1, and has type 2, an integer, in field 20.
+fn cast(element: u8) -> Vec<u8> {
+    let attribute = [field(1, b"to"), vec![3 << 3, 1, 0xa0, 1, 2]].concat();
+    let node = [field(1, b"x"), field(2, b"y"), field(4, b"Cast"), field(5, &attribute)].concat();
+    let graph = [
+        field(1, &node),
+        field(2, b"cast"),
+        field(11, &port("x", element, &[3, 64])),
+        field(12, &port("y", 1, &[3, 64])),
+    ];
+    [vec![1 << 3, 8], field(7, &graph.concat()), field(8, &[2 << 3, 17])].concat()
+}
+
+/// Random integers are values of the file's type, so that another program is given the same ones.
+#[test]
+fn random_inputs_are_within_the_file_s_type() {
+    if !has_onnxruntime("random_inputs_are_within_the_file_s_type") {
+        return;
+    }
+    let folder = Folder::new();
+    // u8, i8, u16, i16, i32, i64, bool.
+    for element in [2, 3, 4, 5, 6, 7, 9] {
+        let file = folder.write("cast.onnx", &cast(element));
+        let output = folder.run(&["fuse", &file, "--no-learn", "--json", "--against", "onnxruntime"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        assert_eq!(output.status.code(), Some(0), "{element}: {}{}", report["agreements"], text(&output.stderr));
+        assert_eq!(report["agreements"][0]["worst"]["difference"], 0.0, "{element}");
+    }
 }
 
 /// A quotient by what may be 0 has no bound: nothing of it is checked, so it is not verified.

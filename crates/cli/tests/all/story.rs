@@ -244,7 +244,7 @@ fn the_headline_says_what_the_plan_does() {
         assert_eq!(splits, headline.contains(" in parts"), "{words:?}: {verdict}");
         assert_eq!(
             plans.eager.us < 0.99 * plans.unfused.us,
-            verdict.contains("The eager plan"),
+            verdict.contains("Compared with the eager plan"),
             "{words:?}: {verdict}"
         );
         assert!(!verdict.contains(" 0 % "), "{words:?}: {verdict}");

@@ -16,8 +16,8 @@ impl Folder {
         self.0.join(name).to_str().unwrap().to_string()
     }
 
-    pub fn write(&self, name: &str, text: &str) -> String {
-        std::fs::write(self.0.join(name), text).unwrap();
+    pub fn write(&self, name: &str, contents: &(impl AsRef<[u8]> + ?Sized)) -> String {
+        std::fs::write(self.0.join(name), contents).unwrap();
         self.path(name)
     }
 

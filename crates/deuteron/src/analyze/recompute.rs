@@ -42,7 +42,7 @@ fn sheet(graph: &Graph, again: &[NodeId], kept: [Bytes; 2], plans: [&Plan; 2], f
     let text = match faster {
         false => format!("Everything is stored: recomputing values is not faster here ({} stored).", kept[0]),
         true => format!(
-            "The backward pass recomputes values of {} instead of storing them: {} stored instead of {}, {} instead of {}.",
+            "The backward pass recomputes values of {} instead of storing them: {} are stored instead of {}, and the plan takes {} instead of {}.",
             names.iter().map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", "),
             kept[1],
             kept[0],

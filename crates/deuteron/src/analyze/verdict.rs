@@ -48,7 +48,7 @@ fn over_eager(assessment: &Assessment) -> String {
         return String::new();
     }
     format!(
-        " The eager plan, attention in parts and nothing fused, takes {}: over that the gain is {:.2}x.",
+        " Compared with the eager plan (attention in parts, nothing fused), which takes {}, the gain is {:.2}x.",
         eager.time(),
         ratio(eager, chosen)
     )

@@ -58,7 +58,7 @@ impl<'a> Translator<'a, '_> {
             Element::U8 => 255.0,
             Element::U16 => 65_535.0,
             Element::I8 | Element::I16 | Element::I32 | Element::I64 => -1.0,
-            _ => return Err(Problem::Opaque("the bits of this type are not turned".to_string())),
+            _ => return Err(Problem::Opaque("bits of this type cannot be inverted".to_string())),
         };
         let all = self.ir.number(all, x);
         Ok(self.ir.binary(BinaryOp::Sub, all, x)?)
@@ -76,7 +76,7 @@ impl<'a> Translator<'a, '_> {
             return Ok(x);
         }
         if from.bits() != to.bits() || !is_whole(from) || !is_whole(to) || to == Element::Bool {
-            return Err(Problem::Opaque("the bits of floats are not read".to_string()));
+            return Err(Problem::Opaque("it reinterprets the bits of floats".to_string()));
         }
         Ok(self.ir.cast(x, to)?)
     }

@@ -19,7 +19,7 @@ impl<'a> Translator<'a, '_> {
             return Err(Problem::Refused(format!("square matrices expected, got {shape}")));
         };
         if rows > MOST_ROWS {
-            return Err(Problem::Opaque(format!("determinants of {rows} rows are not written out")));
+            return Err(Problem::Opaque(format!("determinants of {rows} rows are not supported")));
         }
         let rank = shape.rank();
         let mut elements = Vec::with_capacity(rows * cols);

@@ -56,7 +56,9 @@ impl<'a> Translator<'a, '_> {
         };
         let axis = axis_of(axis, shape.rank())?;
         if axis == last {
-            return Err(Problem::Opaque("a transform along the parts of numbers is not written out".into()));
+            return Err(Problem::Opaque(
+                "a transform along the axis of real and imaginary parts is not supported".into(),
+            ));
         }
         let (is_inverse, one_sided) = (call.int("inverse", 0) != 0, call.int("onesided", 0) != 0);
         let length = match call.optional(1) {

@@ -64,7 +64,7 @@ impl<'a> Translator<'a, '_> {
         let to = self.ir.shape(indices).clone();
         let size = self.ir.shape(x)[axis];
         if to.elements().saturating_mul(size) > MAX_PATCH_ELEMENTS {
-            return Err(Problem::Opaque("a gather of so many single elements is not a primitive".to_string()));
+            return Err(Problem::Opaque("it gathers too many single elements".to_string()));
         }
         for other in (0..to.rank()).filter(|&other| other != axis) {
             x = self.ir.push(Kind::Slice { axis: other, start: 0, length: to[other] }, &[x])?;

@@ -160,7 +160,7 @@ impl<'a> Translator<'a, '_> {
     }
 
     fn non_zero(&mut self, call: &Call) -> Result<Id, Problem> {
-        let Some(constant) = self.ir.node(call.input(0)?).constant.clone() else {
+        let Some(constant) = self.given(call.input(0)?) else {
             return Err(Problem::Opaque("how many elements it finds depends on the input".to_string()));
         };
         let shape = constant.shape.clone();

@@ -33,7 +33,7 @@ mod vectorize;
 mod view;
 mod window;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -46,7 +46,7 @@ use crate::ir::{Id, Ir, Kind, OpaqueKind};
 use crate::limits::{FOLD_FLOAT_ELEMENTS, MAX_DEPTH, MAX_DIMS, MAX_IR_NODES, MAX_PORTS, MAX_WORK};
 use crate::options::Options;
 use crate::schema::{Dim, Function, GraphProto, Model, NodeProto, Tensor, ValueInfo, default_opset, short};
-use crate::weight::{StoredTensor, shape_of};
+use crate::weight::{StoredTensor, TensorData, shape_of};
 use crate::wire::Reader;
 
 use scope::Scope;
@@ -70,6 +70,8 @@ pub(crate) struct Translated {
     pub inputs: Vec<InputInfo>,
     pub tensors: Vec<StoredTensor>,
     pub notes: Vec<String>,
+    /// Values of inputs, by their name, without which sizes would not be known.
+    pub assumed: BTreeMap<String, TensorData>,
 }
 
 /// Reads the file and translates its graph.
@@ -130,6 +132,10 @@ const UNCHANGED: [&str; 18] = [
     "Tanh",
 ];
 
+/// Values of an input of one element that sizes depend on, in the order they are tried: a scale that changes nothing or the smallest count, then
+/// the side of an image.
+const ASSUMED: [f64; 2] = [1.0, 256.0];
+
 /// The version of the default operator set that this knows.
 const NEWEST: i64 = 27;
 
@@ -149,6 +155,8 @@ pub(crate) struct Translator<'a, 'm> {
     sizes: Sizes<'m>,
     /// Inputs whose given values the graph depends on.
     specialised: BTreeSet<String>,
+    /// Inputs of one element that sizes depend on, and the value that is assumed where none is given.
+    assumed: BTreeMap<String, TensorData>,
     /// Quantised values as the floats that they stand for.
     floats: HashMap<Id, Id>,
     /// Values that the given inputs settle, or not.
@@ -176,6 +184,7 @@ impl<'a, 'm> Translator<'a, 'm> {
             infos: HashMap::new(),
             scopes: vec![Scope::default()],
             specialised: BTreeSet::new(),
+            assumed: BTreeMap::new(),
             floats: HashMap::new(),
             settled: HashMap::new(),
             work: 0,
@@ -184,12 +193,19 @@ impl<'a, 'm> Translator<'a, 'm> {
     }
 
     fn finish(self, graph: &GraphProto) -> Translated {
-        let Translator { ir, inputs, tensors, mut notes, sizes, specialised, .. } = self;
+        let Translator { ir, inputs, tensors, mut notes, sizes, specialised, assumed, .. } = self;
         notes.splice(0..0, sizes.notes);
         for name in specialised {
-            notes.push(format!("`{name}` settles the graph: it holds for the given values of `{name}` alone"));
+            notes.push(match assumed.get(&name).and_then(|value| value.constant().uniform()) {
+                Some(value) => {
+                    format!("sizes depend on the value of `{name}`: {value} is assumed (--inputs gives another)")
+                }
+                None => {
+                    format!("the graph depends on the values of `{name}`, and holds only for those that were given")
+                }
+            });
         }
-        Translated { name: short(graph.name).to_string(), ir, inputs, tensors, notes }
+        Translated { name: short(graph.name).to_string(), ir, inputs, tensors, notes, assumed }
     }
 
     fn folder(&self) -> Option<&'m Path> {
@@ -301,13 +317,14 @@ impl<'a, 'm> Translator<'a, 'm> {
         let node = self.ir.node(id);
         if let Kind::Input(position) = node.kind {
             let name = &self.inputs[position].name;
-            let value = self.options.values.get(name)?;
+            let value = self.options.values.get(name).or_else(|| self.assumed.get(name))?;
             self.specialised.insert(name.clone());
             return Some(Rc::new(value.constant()));
         }
         // Only small values shape a graph, a few operations after an input.
         let is_small = node.shape.elements() <= MAX_DIMS * MAX_DIMS;
-        if self.options.values.is_empty() || matches!(node.kind, Kind::Weight(_)) || !is_small || depth > MAX_DEPTH {
+        let is_any_known = !self.options.values.is_empty() || !self.assumed.is_empty();
+        if !is_any_known || matches!(node.kind, Kind::Weight(_)) || !is_small || depth > MAX_DEPTH {
             return None;
         }
         if let Some(known) = self.settled.get(&id) {
@@ -383,19 +400,10 @@ impl<'a, 'm> Translator<'a, 'm> {
         if node.op == "If" && self.branch(&call, node)? {
             return Ok(());
         }
-        let first = self.ir.nodes.len();
-        let computed = self.operator(&call).and_then(|results| match self.is_described(&results, first) {
-            // What is only described claims nothing about its attributes.
-            true => Ok(results),
-            false => {
-                call.all_read()?;
-                let missing = |index: &usize| call.wants(*index) && *index >= results.len();
-                match (0..node.outputs.len()).find(missing) {
-                    Some(index) => Err(Problem::Opaque(format!("its result {index} is not computed"))),
-                    None => Ok(results),
-                }
-            }
-        });
+        let mut computed = self.computed(&call);
+        if matches!(computed, Err(Problem::Opaque(_))) && self.lacks_shape(&call) {
+            computed = self.computed_by_assuming(&call).unwrap_or(computed);
+        }
         let results = match computed {
             Ok(results) => results,
             Err(Problem::Refused(problem)) => {
@@ -410,6 +418,78 @@ impl<'a, 'm> Translator<'a, 'm> {
             }
         }
         Ok(())
+    }
+
+    /// The results of an operator, all attributes of which must have been looked at.
+    fn computed(&mut self, call: &Call<'a, '_>) -> Result<Vec<Id>, Problem> {
+        let first = self.ir.nodes.len();
+        let results = self.operator(call)?;
+        // What is only described claims nothing about its attributes.
+        if self.is_described(&results, first) {
+            return Ok(results);
+        }
+        call.all_read()?;
+        let missing = |index: &usize| call.wants(*index) && *index >= results.len();
+        match (0..call.node.outputs.len()).find(missing) {
+            Some(index) => Err(Problem::Opaque(format!("its result {index} is not computed"))),
+            None => Ok(results),
+        }
+    }
+
+    /// The same where its sizes depend on inputs of one element, by assuming their values.
+    fn computed_by_assuming(&mut self, call: &Call<'a, '_>) -> Option<Result<Vec<Id>, Problem>> {
+        // How often a loop runs is not a size.
+        if ["If", "Loop", "Scan"].contains(&call.node.op) {
+            return None;
+        }
+        let mut positions = BTreeSet::new();
+        for id in call.all() {
+            positions.extend(self.single_inputs(id).unwrap_or_default());
+        }
+        let known =
+            |input: &InputInfo| self.options.values.contains_key(&input.name) || self.assumed.contains_key(&input.name);
+        let inputs = positions.into_iter().map(|position| &self.inputs[position]);
+        let open: Vec<InputInfo> = inputs.filter(|input| !known(input)).cloned().collect();
+        for value in ASSUMED.into_iter().filter(|_| !open.is_empty()) {
+            for InputInfo { name, element, shape } in &open {
+                let value = TensorData::of_values(element.dtype(), shape.clone(), [value].into_iter());
+                self.assumed.insert(name.clone(), value);
+            }
+            self.settled.clear();
+            let computed = self.computed(call);
+            if computed.is_ok() {
+                return Some(computed);
+            }
+        }
+        open.iter().for_each(|input| {
+            self.assumed.remove(&input.name);
+        });
+        self.settled.clear();
+        None
+    }
+
+    /// The inputs of one element each that a small value is computed from; `None` where it depends on something else.
+    fn single_inputs(&self, id: Id) -> Option<BTreeSet<usize>> {
+        let (mut found, mut open, mut seen) = (BTreeSet::new(), vec![id], BTreeSet::from([id]));
+        while let Some(id) = open.pop() {
+            let node = self.ir.node(id);
+            match node.kind {
+                _ if node.constant.is_some() => {}
+                Kind::Input(position) if node.shape.elements() == 1 => {
+                    found.insert(position);
+                }
+                Kind::Input(_) | Kind::Weight(_) => return None,
+                _ if node.shape.elements() > MAX_DIMS * MAX_DIMS || seen.len() > MAX_DEPTH * MAX_DEPTH => return None,
+                _ => open.extend(node.inputs.iter().filter(|&&input| seen.insert(input))),
+            }
+        }
+        Some(found)
+    }
+
+    /// Whether a result has no shape unless it is computed.
+    fn lacks_shape(&self, call: &Call<'a, '_>) -> bool {
+        let outputs = &call.node.outputs;
+        outputs.iter().any(|name| !name.is_empty() && self.stated(name).is_none() && self.guessed(call).is_none())
     }
 
     /// Whether results of an operator whose nodes begin at `start` are only described.

@@ -219,7 +219,7 @@ impl<'a> Translator<'a, '_> {
             sum = self.ir.binary(BinaryOp::Add, sum, bias)?;
         }
         if call.wants(1) || call.wants(2) {
-            return Err(Problem::Opaque("its statistics are asked for".to_string()));
+            return Err(Problem::Opaque("its results for mean and deviation are used".to_string()));
         }
         let composite = if simplified { Composite::RmsNorm { eps } } else { Composite::LayerNorm { eps } };
         let shift = if simplified { None } else { call.optional(3) };

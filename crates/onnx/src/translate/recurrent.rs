@@ -124,10 +124,10 @@ impl<'a> Translator<'a, '_> {
                 .given(lengths)
                 .is_some_and(|lengths| lengths.distinct().all(|length| length == layer.steps as f64));
             if !all {
-                return Some("its sequences have lengths of their own".to_string());
+                return Some("its sequences have different lengths".to_string());
             }
         }
-        (layer.steps > MAX_STEPS).then(|| format!("its {} steps are more than are written out", layer.steps))
+        (layer.steps > MAX_STEPS).then(|| format!("its {} steps are more than are unrolled", layer.steps))
     }
 
     /// ONNX Runtime's LSTM of quantised weights, whose shapes are those of a plain one.

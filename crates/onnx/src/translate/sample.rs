@@ -223,7 +223,7 @@ impl<'a> Translator<'a, '_> {
         let axes = taps.len();
         let count: usize = taps.iter().map(Vec::len).product();
         if count > MOST_TAPS {
-            return Err(Problem::Opaque(format!("sums of {count} elements per place are not written out")));
+            return Err(Problem::Opaque(format!("sums of {count} elements per output are more than are unrolled")));
         }
         let pixels: usize = image[2..].iter().product();
         let flat = self.ir.reshape(x, vec![image[0], image[1], pixels])?;

@@ -54,7 +54,7 @@ impl<'a> Translator<'a, '_> {
             return Err(Problem::Refused(format!("a weight [{channels}, 1, k] expected, got {of_weight}")));
         }
         if taps > MAX_TAPS {
-            return Err(Problem::Opaque(format!("it adds {taps} positions, and at most {MAX_TAPS} are written out")));
+            return Err(Problem::Opaque(format!("it adds {taps} positions, and at most {MAX_TAPS} are unrolled")));
         }
         let activation = call.word("activation", &["none", "silu", "swish"])?;
         let element = self.ir.element(x);
@@ -118,7 +118,7 @@ impl<'a> Translator<'a, '_> {
             )));
         }
         if steps > MAX_STEPS {
-            return Err(Problem::Opaque(format!("it takes {steps} steps, and at most {MAX_STEPS} are written out")));
+            return Err(Problem::Opaque(format!("it takes {steps} steps, and at most {MAX_STEPS} are unrolled")));
         }
         let (element, of_state) = (self.ir.element(q), past.map_or(self.ir.element(q), |past| self.ir.element(past)));
         let dims = [batch, heads, keys, values];

@@ -36,7 +36,7 @@ impl<'a> Translator<'a, '_> {
         match results {
             // It may be analysed by the shapes that the file states of its own results.
             Err(Problem::Failed(OnnxError::UnknownShape { node, op, why, .. })) => {
-                Err(Problem::Opaque(format!("its body is not written out ({op} at `{node}`: {why})")))
+                Err(Problem::Opaque(format!("its body cannot be unrolled ({op} at `{node}`: {why})")))
             }
             results => results,
         }
@@ -134,7 +134,7 @@ impl<'a> Translator<'a, '_> {
     }
 
     fn too_long(steps: f64) -> Problem {
-        Problem::Opaque(format!("it takes at least {steps} steps, and at most {MAX_STEPS} are written out"))
+        Problem::Opaque(format!("it takes at least {steps} steps, and at most {MAX_STEPS} are unrolled"))
     }
 
     /// States that pass from step to step, and operands that are read slice by slice.
@@ -152,7 +152,7 @@ impl<'a> Translator<'a, '_> {
     /// As up to opset 8: every operand has a first axis of batches, each of which is scanned on its own.
     fn scan_batch(&mut self, call: &Call<'a, '_>, body: &GraphProto<'a>) -> Results {
         if call.optional(0).is_some() {
-            return Err(Problem::Opaque("its sequences have lengths of their own".to_string()));
+            return Err(Problem::Opaque("its sequences have different lengths".to_string()));
         }
         let operands = self.scan_operands(call, 1)?;
         let scanned = Self::scanned(call, operands.len())?;
@@ -269,7 +269,8 @@ impl<'a> Translator<'a, '_> {
 
     /// What no step gave: its shape is known only if the body states it.
     fn nothing(&mut self, track: Track, info: &ValueInfo) -> Result<Id, Problem> {
-        let unknown = || Problem::Opaque("it takes no step, and its body does not state what a step gives".to_string());
+        let unknown =
+            || Problem::Opaque("it runs zero steps, and its body does not state the shapes of its results".to_string());
         let element = info.element.and_then(Element::from_number).ok_or_else(unknown)?;
         let size = |dim: &Dim| if let Dim::Size(size) = dim { Some(*size) } else { None };
         let mut sizes: Vec<i64> =

@@ -52,7 +52,7 @@ impl<'a> Translator<'a, '_> {
         let counted = |gram: &&Gram| (shortest..=longest).contains(&gram.numbers.len());
         let steps: usize = grams.iter().filter(counted).map(|gram| gram.numbers.len() * (skips + 1)).sum();
         if steps > MOST_STEPS {
-            return Err(Problem::Opaque(format!("{steps} comparisons of sequences are not written out")));
+            return Err(Problem::Opaque(format!("{steps} comparisons of sequences are more than are unrolled")));
         }
         let lines = self.ir.reshape(x, vec![rows, cols])?;
         let mut made: Vec<Option<Id>> = vec![None; width];

@@ -397,7 +397,8 @@ impl<'a> Translator<'a, '_> {
                 continue;
             }
             if mode == "constant" {
-                let value = value.ok_or_else(|| Problem::Opaque("it pads with an unknown value".to_string()))?;
+                let value =
+                    value.ok_or_else(|| Problem::Opaque("its padding value depends on the input".to_string()))?;
                 x = self.bordered(call, x, axis, before, value, true)?;
                 x = self.bordered(call, x, axis, after, value, false)?;
                 continue;

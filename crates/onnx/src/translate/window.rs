@@ -292,7 +292,7 @@ impl<'a> Translator<'a, '_> {
         let Some(elements) = shape.checked_elements() else {
             return Err(Problem::Refused(format!("a result of at most 2^48 elements expected, got {shape}")));
         };
-        let why = "its patches are more than are written out for a matmul".to_string();
+        let why = "it has too many patches for a matmul".to_string();
         let results = vec![(self.ir.element(x), shape)];
         Ok(self.opaque(call, why, terms.saturating_mul(elements as u64), false, results))
     }
@@ -409,7 +409,7 @@ impl<'a> Translator<'a, '_> {
                 return Err(Problem::Refused(format!("a result of at most 2^48 elements expected, got {shape}")));
             };
             let flops = (elements as u64).saturating_mul(offsets as u64);
-            let why = "its windows are more than are written out".to_string();
+            let why = "it has too many windows".to_string();
             return Ok(self.opaque(call, why, flops, false, vec![(self.ir.element(x), shape)]));
         }
         let mut offset = 0;
@@ -440,7 +440,7 @@ impl<'a> Translator<'a, '_> {
         let result = Shape::new([&shape[..2], &window.to[..]].concat());
         if !self.fits(x, &window) {
             let flops = (result.elements() as u64).saturating_mul(window.offsets() as u64);
-            let why = "its windows are more than are written out".to_string();
+            let why = "it has too many windows".to_string();
             return Ok(self.opaque(call, why, flops, false, vec![(self.ir.element(x), result)]));
         }
         let is_max = call.node.op == "MaxPool";

@@ -2,7 +2,8 @@
 
 use crate::support::writer::{F32, I64, Message, Size, Value, Writer, node, value_info};
 use crate::support::{evaluated, evaluated_at};
-use deuteron_onnx::{OnnxError, Options, import};
+use deuteron_graph::Dtype;
+use deuteron_onnx::{OnnxError, Options, TensorData, import};
 
 const BOOL: u64 = 9;
 
@@ -75,7 +76,7 @@ fn a_loop_ends_by_its_condition() {
 #[test]
 fn a_loop_without_steps_gives_what_it_was_given() {
     let said = refusal(looped("four", "false", sums("same")));
-    assert!(said.contains("it takes no step, and its body does not state what a step gives"), "{said}");
+    assert!(said.contains("it runs zero steps, and its body does not state the shapes of its results"), "{said}");
     let stated = Writer::default()
         .typed_input("step", I64, &[])
         .typed_input("goes_on", BOOL, &[])
@@ -92,10 +93,10 @@ fn a_loop_without_steps_gives_what_it_was_given() {
 #[test]
 fn loops_of_unknown_or_great_length_are_refused() {
     let said = refusal(looped("thousand", "", sums("same")));
-    assert!(said.contains("it takes at least 1000 steps, and at most 128 are written out"), "{said}");
+    assert!(said.contains("it takes at least 1000 steps, and at most 128 are unrolled"), "{said}");
     assert!(said.contains("control flow that depends on the input is not supported"), "{said}");
     let said = refusal(looped("", "true", sums("same")));
-    assert!(said.contains("it takes at least 129 steps, and at most 128 are written out"), "{said}");
+    assert!(said.contains("it takes at least 129 steps, and at most 128 are unrolled"), "{said}");
     let said = refusal(looped("limit", "", sums("same")));
     assert!(said.contains("its number of steps depends on the input"), "{said}");
     let said = refusal(looped("four", "true", sums("input")));
@@ -111,7 +112,7 @@ fn a_loop_that_is_not_written_out_is_described() {
     let unknown = sums("same").domain_call("strange", "Unknown", &["s"], &["u"], &[]).output("u");
     let writer = looped("four", "", unknown).stated("last", &[2]).stated("squares", &[4, 2]);
     let imported = import(&writer.finish(), &Options::default()).unwrap();
-    assert!(imported.opaque[0].why.starts_with("its body is not written out (Unknown at `u`"), "{:?}", imported.opaque);
+    assert!(imported.opaque[0].why.starts_with("its body cannot be unrolled (Unknown at `u`"), "{:?}", imported.opaque);
 }
 
 #[test]
@@ -209,7 +210,7 @@ fn an_old_scan_has_batches() {
     let results = evaluated_at(writer(""), 8, &data);
     assert_eq!(results, [(vec![2, 1], vec![6.0, 25.0]), (vec![2, 3, 1], vec![1.0, 3.0, 6.0, 14.0, 19.0, 25.0])]);
     let error = import(&writer("lengths").finish_at(8), &Options::default()).map(|_| ()).unwrap_err();
-    assert!(error.to_string().contains("its sequences have lengths of their own"), "{error}");
+    assert!(error.to_string().contains("its sequences have different lengths"), "{error}");
 }
 
 #[test]
@@ -217,7 +218,7 @@ fn scans_that_do_not_fit_are_refused() {
     let said = refusal(scanned(&[3, 2], &[4, 2], &[]));
     assert_eq!(said, "Scan at `last`: scanned axes of one size expected, got [3,2] and [4,2]");
     let said = refusal(scanned(&[129, 2], &[129, 2], &[]));
-    assert!(said.contains("it takes at least 129 steps, and at most 128 are written out"), "{said}");
+    assert!(said.contains("it takes at least 129 steps, and at most 128 are unrolled"), "{said}");
     let said = refusal(scanned(&[3, 2], &[3, 2], &[("scan_input_directions", Value::Ints(&[0, 2]))]));
     assert_eq!(said, "Scan at `last`: 2 axes and directions of 0 or 1 expected, got [0, 0] and [0, 2]");
     let said = refusal(scanned(&[3, 2], &[3, 2], &[("num_scan_outputs", Value::Int(1))]));
@@ -262,4 +263,78 @@ fn a_length_that_fits_a_branch_is_looked_for() {
         notes.iter().any(|note| note.starts_with("neither branch of `chosen` fits the sizes (Reshape")),
         "{notes:?}"
     );
+}
+
+/// An image that is resized by a scale which is an input.
+fn resized() -> Writer {
+    Writer::default()
+        .input("x", &[1, 1, 2, 3])
+        .input("ratio", &[1])
+        .floats("same", &[2], &[1.0, 1.0])
+        .call("Concat", &["same", "ratio", "ratio"], &["scales"], &[("axis", Value::Int(0))])
+        .call("Resize", &["x", "", "scales"], &["y"], &[("mode", Value::Text("nearest"))])
+        .output("y")
+}
+
+/// Sizes that depend on an input of one element are those of an assumed value, or of the one that is given.
+#[test]
+fn an_input_of_one_element_settles_sizes() {
+    let imported = import(&resized().finish(), &Options::default()).unwrap();
+    let graph = &imported.graph;
+    assert_eq!(graph.node(graph.outputs()[0].node).shape[..], [1, 1, 2, 3]);
+    assert_eq!(imported.notes, ["sizes depend on the value of `ratio`: 1 is assumed (--inputs gives another)"]);
+    let assumed: Vec<_> = imported.inputs.iter().map(|port| port.assumed.as_ref().map(TensorData::values)).collect();
+    assert_eq!(assumed, [None, Some(vec![1.0])]);
+    let given = TensorData::of_values(Dtype::F32, [1].into(), [2.0].into_iter());
+    let imported = import(&resized().finish(), &Options::default().with_value("ratio", given)).unwrap();
+    let graph = &imported.graph;
+    assert_eq!(graph.node(graph.outputs()[0].node).shape[..], [1, 1, 4, 6]);
+    assert_eq!(
+        imported.notes,
+        ["the graph depends on the values of `ratio`, and holds only for those that were given"]
+    );
+    assert!(imported.inputs.iter().all(|port| port.assumed.is_none()));
+}
+
+/// Where 1 gives no size, it is the side of an image.
+#[test]
+fn a_size_that_is_an_input_is_that_of_an_image() {
+    let writer = Writer::default()
+        .input("x", &[1, 1, 2, 3])
+        .typed_input("side", I64, &[Size::Is(1)])
+        .ints("patch", &[32])
+        .ints("same", &[1, 1])
+        .node("Div", &["side", "patch"], "patches")
+        .call("Concat", &["same", "patches", "patches"], &["sizes"], &[("axis", Value::Int(0))])
+        .call("Resize", &["x", "", "", "sizes"], &["y"], &[("mode", Value::Text("nearest"))])
+        .output("y");
+    let imported = import(&writer.finish(), &Options::default()).unwrap();
+    assert_eq!(imported.graph.node(imported.graph.outputs()[0].node).shape[..], [1, 1, 8, 8]);
+    assert_eq!(imported.notes, ["sizes depend on the value of `side`: 256 is assumed (--inputs gives another)"]);
+}
+
+/// Nothing is assumed of an input that no size depends on, or of one that has more elements.
+#[test]
+fn only_what_sizes_need_is_assumed() {
+    let start = || Writer::default().input("x", &[2, 3]);
+    let scaled = start().input("factor", &[1]).node("Mul", &["x", "factor"], "y").output("y");
+    let imported = import(&scaled.finish(), &Options::default()).unwrap();
+    assert!(imported.notes.is_empty() && imported.inputs.iter().all(|port| port.assumed.is_none()));
+    let found = start().node("NonZero", &["x"], "y").output("y");
+    assert!(refusal(found).contains("how many elements it finds depends on the input"));
+    let stepped = looped("limit", "", sums("same"));
+    assert!(refusal(stepped).contains("its number of steps depends on the input"), "how often a loop runs is no size");
+}
+
+/// What is found in given values is known.
+#[test]
+fn elements_of_given_values_are_found() {
+    let writer = Writer::default()
+        .typed_input("x", I64, &[Size::Is(4)])
+        .node("NonZero", &["x"], "found")
+        .call("Cast", &["found"], &["y"], &[("to", Value::Int(1))])
+        .output("y");
+    let given = TensorData::of_values(Dtype::I32, [4].into(), [0.0, 7.0, 0.0, -1.0].into_iter());
+    let imported = import(&writer.finish(), &Options::default().with_value("x", given)).unwrap();
+    assert_eq!(imported.graph.node(imported.graph.outputs()[0].node).shape[..], [1, 2]);
 }

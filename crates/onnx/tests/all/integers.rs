@@ -227,7 +227,7 @@ fn a_note_says_where_integers_lose_bits() {
         let writer = Writer::default().typed_input("x", element, &dims).node("Add", &["x", "x"], "y").output("y");
         import(&writer.finish(), &Options::default()).unwrap().notes
     };
-    assert_eq!(sum(I64), ["64-bit and unsigned integers are computed in 32 bits, where what is beyond wraps"]);
+    assert_eq!(sum(I64), ["64-bit and unsigned integers are computed in 32 bits, where larger results wrap"]);
     assert!(sum(I32).is_empty() && sum(U16).is_empty());
 }
 
@@ -352,5 +352,28 @@ fn pools_give_the_places_of_the_largest() {
             let (value, place) = best.unwrap();
             assert_eq!((results[0].1[index], results[1].1[index]), (value, place as f64));
         }
+    }
+}
+
+/// What a caller may pass: less than the graph's type holds, but for bytes, whose bits are the same.
+#[test]
+fn inputs_have_the_range_of_the_file_s_type() {
+    let types = [
+        (1, None),
+        (5, Some((-32_768.0, 32_767.0))),
+        (4, Some((0.0, 65_535.0))),
+        (7, None),
+        (2, None),
+        (22, Some((-8.0, 7.0))),
+    ];
+    for (number, range) in types {
+        let writer = Writer::default().typed_input("x", number, &[Size::Is(3)]).call(
+            "Cast",
+            &["x"],
+            &["y"],
+            &[("to", Value::Int(1))],
+        );
+        let imported = import(&writer.output("y").finish_at(21), &Options::default()).unwrap();
+        assert_eq!(imported.inputs[0].range, range, "{number}");
     }
 }

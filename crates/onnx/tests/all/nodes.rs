@@ -36,7 +36,7 @@ fn inputs(test: &NodeTest, data: &Data, imported: &Imported) -> Result<Vec<Array
         if let Op::Input { kind: InputKind::Weight, .. } = graph.node(id).op {
             return Ok(values(&imported.weight(&label, &test.model).map_err(|error| error.to_string())?));
         }
-        let original = imported.inputs.iter().find(|(_, own)| *own == label).map(|(original, _)| original);
+        let original = imported.inputs.iter().find(|port| port.name == label).map(|port| &port.original);
         let given = data.inputs.iter().find(|(name, _)| Some(name) == original);
         given.map(|(_, value)| values(value)).ok_or(format!("no data for input `{label}`"))
     };

@@ -334,7 +334,7 @@ fn operators_without_counterpart_are_described() {
     let imported = load(writer);
     assert_eq!(
         report(&imported),
-        "opaque Conv: its patches are more than are written out for a matmul\n\
+        "opaque Conv: it has too many patches for a matmul\n\
          opaque BitwiseXor: the operator has no counterpart\n\
          opaque Secret: the domain `my.domain` is not known"
     );

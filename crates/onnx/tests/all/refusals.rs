@@ -297,7 +297,19 @@ fn negative_indices_count_from_the_end() {
 fn tensors_have_to_be_tensors() {
     let input =
         |element: u64| Writer::default().typed_input("x", element, &[Size::Is(2)]).node("Neg", &["x"], "y").output("y");
-    check(input(8), "`x` has ONNX element type 8; expected a float, integer or bool tensor");
+    check(
+        input(8),
+        "`x` holds strings; expected a tensor of floats, integers or bools: cut the model behind its tokenizer with \
+         onnx.utils.extract_model",
+    );
+    check(
+        input(14),
+        "`x` holds complex numbers; expected a tensor of floats, integers or bools: pass real and imaginary parts as two tensors",
+    );
+    check(
+        input(99),
+        "`x` holds elements of ONNX type 99, which is not known; expected a tensor of floats, integers or bools",
+    );
     let no_shape =
         Writer { graph: Message::default().message(11, &writer::value_info("x", F32, None)), ..Writer::default() };
     check(no_shape, "input `x` is not a tensor with a shape; sequences, maps and shapeless tensors cannot be imported");
@@ -374,7 +386,7 @@ fn control_flow_and_unknown_types_are_not_supported() {
         (
             "Scan",
             vec![scanned, ("num_scan_inputs", Value::Int(1))],
-            "its body is not written out (NonZero at `n`: how many",
+            "its body cannot be unrolled (NonZero at `n`: how many",
         ),
     ];
     for (op, attributes, why) in cases {

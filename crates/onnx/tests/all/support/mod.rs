@@ -61,7 +61,7 @@ pub fn evaluated_at(writer: writer::Writer, opset: u64, data: &[(&str, &[f64])])
         if let Op::Input { kind: InputKind::Weight, .. } = graph.node(id).op {
             return values(&imported.weight(&label, &file).unwrap());
         }
-        let (name, _) = imported.inputs.iter().find(|(_, own)| *own == label).unwrap();
+        let name = &imported.inputs.iter().find(|port| port.name == label).unwrap().original;
         let (_, given) = data.iter().find(|(given, _)| given == name).unwrap();
         Array::new(graph.node(id).shape.clone(), given.to_vec())
     };
