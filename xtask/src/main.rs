@@ -91,11 +91,21 @@ fn printed(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
-/// For every command that builds: CI builds nothing twice, so it keeps nothing for a second time.
+/// For every command that builds: CI builds nothing twice, so it keeps nothing for a second time. Nor does the first build of a clone: keeping 2 GB
+/// takes it a twentieth longer. Later builds follow what is there, so that nothing is compiled anew for another choice.
 fn building(command: &mut Command) -> &mut Command {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    if is_set("CI") && !is_set("CARGO_INCREMENTAL") {
+    if !is_set("CARGO_INCREMENTAL") && (is_set("CI") || !keeps_parts()) {
         command.env("CARGO_INCREMENTAL", "0");
     }
     command
+}
+
+/// Whether earlier builds kept parts of the crates; cargo itself, which builds this program, keeps those of this program.
+fn keeps_parts() -> bool {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    let folder = root().map_or(target.clone(), |root| root.join(target)).join("debug").join("incremental");
+    let is_of_a_crate =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("deuteron_"));
+    files::entries(&folder).is_ok_and(|kept| kept.iter().any(is_of_a_crate))
 }

@@ -33,8 +33,11 @@ const LARGEST: u64 = 15 << 20;
 const VARIABLE: &str = "DEUTERON_PYTHON";
 
 /// Tests that call neither PyTorch nor anything that depends on it: after the pass without PyTorch they are not run again.
-const ONCE: [&str; 3] = [
+const ONCE: [&str; 6] = [
     "test_types.py",
+    "test_fuzz.py",
+    "test_indices.py",
+    "test_settings.py",
     "test_functions.py::test_values_are_those_of_the_formula",
     "test_functions.py::test_misuse_is_told",
 ];

@@ -105,8 +105,8 @@ fn gradient_layout(draft: &Draft, link: &AttentionGradientLink, gradient: &Store
 }
 
 /// Lowers the gradient of attention.
-pub(crate) fn lower(draft: &Draft, fit: GradientFit) -> LoweredBackward {
-    let GradientFit { kernel, shape, link, places } = fit;
+pub(crate) fn lower(draft: &Draft, fit: &GradientFit) -> LoweredBackward {
+    let GradientFit { kernel, shape, link, places } = *fit;
     let AttentionGradientLink { request, result_gradient, gradients, .. } = link;
     let AttentionRequest { operands: [q, k, v], added, slopes, documents, seed, .. } = request;
     let read_by = |operand: AttentionOperand| match operand {

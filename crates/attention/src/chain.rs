@@ -21,7 +21,7 @@ pub enum Fit<'a> {
     /// attention, the projection of its result and row work on that
     Block(Box<BlockFit<'a>>),
     /// the gradient of attention
-    Gradient(GradientFit),
+    Gradient(Box<GradientFit>),
 }
 
 /// The attention of a draft, if a kernel supports the layout of its operands.
@@ -36,7 +36,7 @@ pub fn fit<'a>(draft: &Draft<'a>) -> Option<Fit<'a>> {
             block::fit(draft, link, nodes, &chain.epilogue).map(|fit| Fit::Block(Box::new(fit)))
         }
         [Link::AttentionScores(link)] => alone(draft, link, AttentionResult::Probabilities).map(Fit::Alone),
-        [Link::AttentionGradient(Some(link))] => backward::fit(draft, link).map(Fit::Gradient),
+        [Link::AttentionGradient(Some(link))] => backward::fit(draft, link).map(Box::new).map(Fit::Gradient),
         _ => None,
     }
 }

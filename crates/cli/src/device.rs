@@ -158,7 +158,7 @@ fn open_gpu(ordinal: usize, red_zones: RedZones, tuning: &Choice, packages: &[Pa
     let mut options = Options {
         ordinal,
         search: search(packages),
-        cache: cache_folder(),
+        cache: kernel_cache(),
         red_zones: red_zones == RedZones::On,
         ..Options::default()
     };
@@ -216,11 +216,16 @@ pub fn python_packages() -> Vec<PathBuf> {
     }
 }
 
-/// The cache of compiled kernels: `$XDG_CACHE_HOME/deuteron/kernels`, or under `~/.cache`. None without a home.
-pub fn cache_folder() -> Option<PathBuf> {
+/// The cache of compiled kernels.
+pub fn kernel_cache() -> Option<PathBuf> {
+    cache_folder("kernels")
+}
+
+/// A cache of that name: `$XDG_CACHE_HOME/deuteron/NAME`, or under `~/.cache`. None without a home.
+pub fn cache_folder(name: &str) -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
-    Some(cache.join("deuteron").join("kernels"))
+    Some(cache.join("deuteron").join(name))
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ pub fn report(engine: &Engine, sizes: &[usize], packages: &[PathBuf]) -> Result<
     if cuda::compiler(&search).is_err() {
         search.environments.extend(device::python_packages());
     }
-    Ok(doctor(engine, sizes, &search, device::cache_folder().as_deref())?)
+    Ok(doctor(engine, sizes, &search, device::kernel_cache().as_deref())?)
 }
 
 fn print_cuda(cuda: &CudaReport) {

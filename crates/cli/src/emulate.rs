@@ -4,10 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use deuteron::emulate::{Accesses, Choice, Emulation, Toolchain, Traffic, emulate};
+use deuteron::emulate::{Accesses, Choice, Emulation, EmulatorError, Toolchain, Traffic, emulate};
 use deuteron::{Graph, Strategy};
 
 use crate::Outcome;
+use crate::device::cache_folder;
 use crate::ladder;
 
 /// The kernels to run.
@@ -22,7 +23,7 @@ pub struct Request<'a> {
 }
 
 pub fn run(request: &Request) -> Result<Outcome> {
-    let toolchain = Toolchain::find(&compiler())?;
+    let toolchain = toolchain()?;
     let toolchain = if request.accesses { toolchain.counting() } else { toolchain };
     let rung = request.rung.map(|name| ladder::rung(ladder::find(request.graph.name())?, name)).transpose()?;
     let text =
@@ -33,7 +34,7 @@ pub fn run(request: &Request) -> Result<Outcome> {
     match ran {
         Ok(emulation) => Ok(print(request, &emulation)),
         // What the emulator found is the answer, and no failure of the command.
-        Err(deuteron::Error::Emulator(deuteron::emulate::EmulatorError::Kernel(said))) => {
+        Err(deuteron::Error::Emulator(EmulatorError::Kernel(said))) => {
             outln!("The emulator found a mistake:\n{said}");
             Ok(Outcome::Failed)
         }
@@ -84,9 +85,16 @@ fn print_accesses(accesses: &Accesses) {
     }
 }
 
-/// The name of the C++ compiler.
-pub fn compiler() -> String {
-    std::env::var("CXX").ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "c++".into())
+/// The C++ compiler, with the emulator's own part compiled once for all commands, which takes 3 s. Where it cannot be kept, each command
+/// compiles it.
+pub fn toolchain() -> Result<Toolchain> {
+    let name = std::env::var("CXX").ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "c++".into());
+    let found = Toolchain::find(&name)?;
+    let Some(folder) = cache_folder("emulator") else { return Ok(found) };
+    match found.clone().kept(&folder) {
+        Err(EmulatorError::File { .. }) => Ok(found),
+        kept => Ok(kept?),
+    }
 }
 
 /// A folder for files of the emulator, which is removed with it.

@@ -4,11 +4,10 @@ use std::fs;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use deuteron::emulate::Toolchain;
 use deuteron_guide::{ALL, Exercise, Takes, Verdict, Workshop};
 
 use crate::Outcome;
-use crate::emulate::{Folder, compiler};
+use crate::emulate::{Folder, toolchain};
 use crate::show;
 
 #[derive(Args)]
@@ -62,8 +61,7 @@ fn check(number: &str, answer: &str) -> Result<Outcome> {
             .with_context(|| format!("{answer}: exercise {number} takes {}", self::takes(takes)))?,
     };
     let needs_workshop = exercise.takes == Takes::Source;
-    let tools =
-        needs_workshop.then(|| Ok::<_, anyhow::Error>((Toolchain::find(&compiler())?, Folder::new()?))).transpose()?;
+    let tools = needs_workshop.then(|| Ok::<_, anyhow::Error>((toolchain()?, Folder::new()?))).transpose()?;
     let workshop = tools.as_ref().map(|(toolchain, folder)| Workshop { toolchain, folder: folder.path() });
     let Verdict { right, text } = exercise.check(&answer, workshop)?;
     outln!("{number} {}: {text}", if right { "right" } else { "wrong" });

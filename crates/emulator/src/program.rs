@@ -1,37 +1,50 @@
 //! A kernel compiled with a driver, which creates or reads its operands, runs its grids and reports the results.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{EmulatorError, emulated};
 
 /// Files of the machine, by their names below its folder.
 macro_rules! machine {
     ($($name:literal)*) => {
-        const MACHINE: &[(&str, &str)] = &[$(($name, include_str!(concat!("machine/", $name)))),*];
+        const FILES: &[(&str, &str)] = &[$(($name, include_str!(concat!("machine/", $name)))),*];
     };
 }
 
 machine! {
-    "accesses.h" "collective.cpp" "collective.h" "cuda.h" "emulator.h" "launch.cpp" "launch.h" "machine.cpp" "memory.cpp"
+    "accesses.h" "collective.cpp" "collective.h" "cuda.h" "emulator.h" "entries.cpp" "launch.cpp" "launch.h" "machine.cpp" "memory.cpp"
     "memory.h" "run.cpp" "schedule.cpp" "schedule.h" "state.h"
     "tile/async_copy.cpp" "tile/async_copy.h" "tile/cluster.cpp" "tile/cluster.h" "tile/conversions.h" "tile/dependent_launch.h"
     "tile/global_memory.h" "tile/matrix.h" "tile/mbarrier.cpp" "tile/mbarrier.h" "tile/named_barrier.cpp" "tile/named_barrier.h"
     "tile/registers.h" "tile/shared_address.h" "tile/signals.h" "tile/tma.cpp" "tile/tma.h" "tile/wgmma.cpp" "tile/wgmma.h"
 }
 
-/// The machine's object file in its folder.
+/// The machine's object file in its folder, and its compiled headers.
 const MACHINE_OBJECT: &str = "machine.o";
+const MACHINE_HEADERS: &str = "emulator.h.gch";
+
+/// The machine's own driver.
+const DRIVER: &str = "run.cpp";
+
+/// The folder of the machine's files, in the one that is named for them.
+const MACHINE: &str = "machine";
 
 /// A C++ compiler.
 #[derive(Debug, Clone)]
 pub struct Toolchain {
     compiler: String,
+    /// what it says of itself
+    version: Vec<u8>,
     /// whether programs count their accesses
     counts: bool,
-    /// where the machine's files are, if they are there already
+    /// where the compiled machine and its files are, if they are there already
     machine: Option<PathBuf>,
 }
 
@@ -41,10 +54,11 @@ pub struct Unit<'a> {
     pub folder: &'a Path,
     /// the text of a GPU
     pub text: &'a str,
-    /// the program that includes `emulator.h`, first of all, and `kernel.h`, the text, and runs it; if none, the machine's own
+    /// The program that runs its kernels, if it is not the machine's own. It includes `emulator.h` first of all. One that includes `kernel.h` too, the
+    /// text, is compiled with it; others are compiled once and run kernels by their names (`host::run_entry`).
     pub driver: Option<&'a Path>,
-    /// the kernel that a driver of one kernel runs, as the macro ENTRY; empty where it runs several
-    pub entry: &'a str,
+    /// the kernels that are run; a driver that includes the text has the first as the macro ENTRY, others as `host::first_entry`
+    pub entries: &'a [&'a str],
 }
 
 /// A kernel that is compiled, and where its files are.
@@ -87,11 +101,11 @@ pub struct Said {
 impl Toolchain {
     /// The compiler of that name, if it runs.
     pub fn find(name: &str) -> Result<Toolchain, EmulatorError> {
-        let found = Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
-        if found {
-            Ok(Toolchain { compiler: name.to_string(), counts: false, machine: None })
-        } else {
-            Err(EmulatorError::NoCompiler(name.into()))
+        match Command::new(name).arg("--version").output() {
+            Ok(output) if output.status.success() => {
+                Ok(Toolchain { compiler: name.to_string(), version: output.stdout, counts: false, machine: None })
+            }
+            _ => Err(EmulatorError::NoCompiler(name.into())),
         }
     }
 
@@ -105,56 +119,130 @@ impl Toolchain {
         self.counts
     }
 
-    /// The same for many kernels: the machine is compiled here and now, its headers too. A unit of 1,350 lines takes 1.2 s then instead of
-    /// 3.9 with the machine as part of it (GCC 12, a core of a Xeon, 2026-11-19).
-    pub fn prepared(self, folder: &Path) -> Result<Toolchain, EmulatorError> {
-        let machine = write_machine(folder)?;
-        // Under other names first: another process may read them at this time. A compiler that does not look for compiled headers compiles them again.
-        let own = |name: &str| machine.join(format!("{}.{name}", std::process::id()));
-        let (headers, object) = (own("gch"), own("o"));
-        let mut compile = self.command();
-        compile.args(["-x", "c++-header"]).arg(machine.join("emulator.h")).arg("-o").arg(&headers);
-        let compiled = self.start_machine(&machine, &object)?;
-        let done = finished(&mut compile, &headers);
-        ended(compiled, &object).and(done)?;
-        for (from, to) in [(headers, machine.join("emulator.h.gch")), (object, machine.join(MACHINE_OBJECT))] {
-            fs::rename(&from, &to).map_err(EmulatorError::file(&to))?;
+    /// The same with the machine compiled once and kept in a folder, for all programs that name it: that takes 4 s of a core, and a kernel of
+    /// 900 lines then 1 s (GCC 12, a core of a Xeon, 2026-11-20). It is compiled anew for another compiler or another text.
+    pub fn kept(self, folder: &Path) -> Result<Toolchain, EmulatorError> {
+        make_own(folder).map_err(EmulatorError::file(folder))?;
+        let place = folder.join(format!("{:016x}", self.key()));
+        if !is_complete(&place) {
+            // A part of it may be left where someone removed old files.
+            let _ = fs::remove_dir_all(&place);
+            // Complete before it has its name: other processes may look for it at this time.
+            let own = folder.join(unique("part"));
+            let made = self.build_machine(&own);
+            let named = made.and_then(|()| match fs::rename(&own, &place) {
+                // Another process was faster.
+                Err(_) if is_complete(&place) => Ok(()),
+                renamed => renamed.map_err(EmulatorError::file(&place)),
+            });
+            // Gone if it has its name now.
+            let _ = fs::remove_dir_all(&own);
+            named?;
         }
-        Ok(Toolchain { machine: Some(machine), ..self })
+        Ok(Toolchain { machine: Some(place.join(MACHINE)), ..self })
+    }
+
+    /// The same for many kernels, with the machine's headers compiled too, which takes 2 s and 56 MB: a kernel of 1,350 lines takes 1.2 s then.
+    pub fn prepared(self, folder: &Path) -> Result<Toolchain, EmulatorError> {
+        let kept = self.kept(folder)?;
+        let Some(machine) = &kept.machine else { return Ok(kept) };
+        let headers = machine.join(MACHINE_HEADERS);
+        if !headers.is_file() {
+            // Under another name first: another process may read them at this time. A compiler that does not look for compiled headers
+            // compiles them again.
+            let own = machine.join(unique("gch"));
+            let mut compile = kept.command();
+            compile.args(["-x", "c++-header"]).arg(machine.join("emulator.h")).arg("-o").arg(&own);
+            finished(&mut compile, &own)?;
+            fs::rename(&own, &headers).map_err(EmulatorError::file(&headers))?;
+        }
+        Ok(kept)
+    }
+
+    /// Of all that the compiled machine depends on.
+    fn key(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        let command = self.command();
+        let words: Vec<_> = [command.get_program()].into_iter().chain(command.get_args()).collect();
+        (words, &self.version, FILES).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// The machine and its driver, both at a time.
+    fn build_machine(&self, folder: &Path) -> Result<(), EmulatorError> {
+        let machine = write_machine(folder)?;
+        let object = machine.join(MACHINE_OBJECT);
+        let mut command = self.command();
+        command.arg("-c").arg(machine.join("machine.cpp")).arg("-o").arg(&object);
+        let started =
+            command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(EmulatorError::file(&object))?;
+        let driver = Toolchain { counts: false, ..self.clone() }.driver(&machine, None);
+        // Ended in any case, so that no process is left running.
+        ended(started, &object).and(driver.map(drop))
     }
 
     /// Compiles a kernel and its driver.
     pub fn compile(&self, unit: &Unit) -> Result<Program, EmulatorError> {
-        let prepared = self.machine.clone();
-        let machine = prepared.clone().map_or_else(|| write_machine(unit.folder), Ok)?;
         fs::create_dir_all(unit.folder).map_err(EmulatorError::file(unit.folder))?;
-        write(&unit.folder.join("kernel.h"), &emulated(unit.text)?)?;
-        let (object, program) = (unit.folder.join("program.o"), unit.folder.join("program"));
-        let compiled = match prepared {
-            Some(_) => None,
-            None => Some(self.start_machine(&machine, &machine.join(MACHINE_OBJECT))?),
+        let Some(machine) = &self.machine else {
+            return self.clone().kept(&unit.folder.join("machines"))?.compile(unit);
         };
+        write(&unit.folder.join("kernel.h"), &emulated(unit.text)?)?;
+        write(&unit.folder.join("entries.h"), entries(unit.entries))?;
+        let text = unit.driver.map(|path| fs::read_to_string(path).map_err(EmulatorError::file(path))).transpose()?;
+        let includes = unit.driver.filter(|_| text.is_some_and(|text| text.contains("#include \"kernel.h\"")));
+        let (object, program) = (unit.folder.join("program.o"), unit.folder.join("program"));
+        let mut command = self.unit_command(machine);
+        command.arg("-I").arg(unit.folder).arg(format!("-DENTRY={}", unit.entries.first().unwrap_or(&"")));
+        let own = machine.join("entries.cpp");
+        finished(command.arg("-c").arg(includes.unwrap_or(&own)).arg("-o").arg(&object), &object)?;
+        let mut link = self.command();
+        link.arg(&object).arg(machine.join(MACHINE_OBJECT));
+        if includes.is_none() {
+            link.arg(self.driver(machine, unit.driver)?);
+        }
+        finished(link.arg("-o").arg(&program), &program)?;
+        Ok(Program { folder: unit.folder.to_path_buf() })
+    }
+
+    /// The object of a driver that is compiled once, beside the machine.
+    fn driver(&self, machine: &Path, path: Option<&Path>) -> Result<PathBuf, EmulatorError> {
+        let own = machine.join(DRIVER);
+        let mut hasher = DefaultHasher::new();
+        // The machine's own files are in the name of its folder.
+        if let Some(path) = path {
+            let folder = path.parent().unwrap_or(Path::new("."));
+            let listed = fs::read_dir(folder).map_err(EmulatorError::file(folder))?;
+            let mut files: Vec<PathBuf> = listed.flatten().map(|entry| entry.path()).collect();
+            files.retain(|file| file.extension().is_some_and(|extension| extension == "h"));
+            files.sort();
+            for file in files.iter().map(PathBuf::as_path).chain([path]) {
+                fs::read(file).map_err(EmulatorError::file(file))?.hash(&mut hasher);
+            }
+        }
+        let path = path.unwrap_or(&own);
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let counts = if self.counts { "counting-" } else { "" };
+        let object = machine.join(format!("{name}-{counts}{:016x}.o", hasher.finish()));
+        if !object.is_file() {
+            // Another process or thread may need it at this time.
+            let part = machine.join(unique("o"));
+            finished(self.unit_command(machine).arg("-c").arg(path).arg("-o").arg(&part), &part)?;
+            fs::rename(&part, &object).map_err(EmulatorError::file(&object))?;
+        }
+        Ok(object)
+    }
+
+    /// For what is linked with the machine.
+    fn unit_command(&self, machine: &Path) -> Command {
         let mut command = self.command();
-        command.arg("-I").arg(&machine).arg("-I").arg(unit.folder).arg(format!("-DENTRY={}", unit.entry));
+        command.arg("-I").arg(machine);
         if self.counts {
             // Calls of the thread sanitizer are compiled in, and what they call is not its library but `accesses.h`. A vector of 16 bytes is
             // one access: GCC does not replace it by its parts.
             command.args(["-fsanitize=thread", "-fno-tree-sra", "-DCOUNT_ACCESSES"]);
         }
-        let own = machine.join("run.cpp");
-        let done = finished(command.arg("-c").arg(unit.driver.unwrap_or(&own)).arg("-o").arg(&object), &object);
-        // Ended in any case, so that no process is left running.
-        compiled.map_or(Ok(()), |compiled| ended(compiled, &machine)).and(done)?;
-        let mut link = self.command();
-        finished(link.arg(&object).arg(machine.join(MACHINE_OBJECT)).arg("-o").arg(&program), &program)?;
-        Ok(Program { folder: unit.folder.to_path_buf() })
-    }
-
-    /// Starts to compile what a machine needs nothing of a kernel for.
-    fn start_machine(&self, machine: &Path, object: &Path) -> Result<Child, EmulatorError> {
-        let mut command = self.command();
-        command.arg("-c").arg(machine.join("machine.cpp")).arg("-o").arg(object);
-        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(EmulatorError::file(object))
+        command
     }
 
     /// The compiler with its fixed flags: precompiled headers are used if all of them are equal.
@@ -165,6 +253,17 @@ impl Toolchain {
         command.args(["-fno-exceptions", "-fno-asynchronous-unwind-tables"]);
         command
     }
+}
+
+/// The names of kernels, as `machine/entries.cpp` includes them.
+fn entries(names: &[&str]) -> String {
+    names.iter().map(|name| format!("RUN({name})\n")).collect()
+}
+
+/// A name that no other process or thread uses.
+fn unique(extension: &str) -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("{}.{}.{extension}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Compiles a file.
@@ -213,12 +312,29 @@ impl Program {
     }
 }
 
+/// Whether a folder holds a compiled machine. Its object is the last file that is written.
+fn is_complete(place: &Path) -> bool {
+    place.join(MACHINE).join(MACHINE_OBJECT).is_file()
+}
+
+/// Makes a folder that only this user may write to: what is there is linked into programs that run.
+fn make_own(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let mode = fs::metadata(folder)?.mode() & 0o777;
+    match mode & 0o022 {
+        0 => Ok(()),
+        _ => Err(io::Error::other(format!(
+            "expected a folder that only its owner may write to, got mode {mode:o}; run chmod 700 on it"
+        ))),
+    }
+}
+
 /// Writes the machine's files below a folder, and gives theirs.
 fn write_machine(folder: &Path) -> Result<PathBuf, EmulatorError> {
-    let machine = folder.join("machine");
+    let machine = folder.join(MACHINE);
     let tile = machine.join("tile");
     fs::create_dir_all(&tile).map_err(EmulatorError::file(&tile))?;
-    MACHINE.iter().try_for_each(|(name, text)| write(&machine.join(name), text))?;
+    FILES.iter().try_for_each(|(name, text)| write(&machine.join(name), text))?;
     Ok(machine)
 }
 
@@ -228,6 +344,8 @@ pub(crate) fn write(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), Emula
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -240,12 +358,54 @@ mod tests {
         };
         let mut found = [names(&folder, ""), names(&folder.join("tile"), "tile/")].concat();
         found.sort();
-        assert_eq!(found, MACHINE.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>());
+        assert_eq!(found, FILES.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>());
     }
 
     #[test]
     fn a_compiler_that_is_not_there_is_named() {
         let error = Toolchain::find("no-such-compiler").unwrap_err().to_string();
         assert!(error.contains("no-such-compiler") && error.contains("CXX"), "{error}");
+    }
+    /// A compiler of this version that notes each file that it compiles.
+    fn noting(folder: &Path, version: u32) -> Toolchain {
+        let program = folder.join("compiler");
+        let text = format!(
+            "#!/bin/sh\nif [ \"$1\" = --version ]; then echo {version}; exit; fi\n\
+             while [ \"$1\" != -o ]; do before=$1; shift; done\necho \"$before\" >> '{}/compiled'; echo > \"$2\"\n",
+            folder.display()
+        );
+        fs::write(&program, text).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+        Toolchain::find(&program.to_string_lossy()).unwrap()
+    }
+
+    #[test]
+    fn a_machine_is_compiled_once_for_each_version_of_a_compiler() {
+        let folder = std::env::temp_dir().join(format!("deuteron-machine-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let cache = folder.join("cache");
+        let compiled = || {
+            let log = fs::read_to_string(folder.join("compiled")).unwrap_or_default();
+            let mut names: Vec<_> =
+                log.lines().map(|line| line.rsplit('/').next().unwrap_or(line).to_string()).collect();
+            names.sort();
+            names
+        };
+        let first = noting(&folder, 1).kept(&cache).unwrap().machine.unwrap();
+        assert_eq!(noting(&folder, 1).counting().kept(&cache).unwrap().machine, Some(first.clone()));
+        assert_eq!(compiled(), ["machine.cpp", "run.cpp"]);
+        assert_eq!(noting(&folder, 1).prepared(&cache).unwrap().machine, Some(first.clone()));
+        assert_eq!(noting(&folder, 1).prepared(&cache).unwrap().machine, Some(first.clone()));
+        assert_eq!(compiled(), ["emulator.h", "machine.cpp", "run.cpp"]);
+        assert_ne!(noting(&folder, 2).kept(&cache).unwrap().machine, Some(first.clone()));
+        assert_eq!(compiled().len(), 5);
+        fs::remove_file(first.join(MACHINE_OBJECT)).unwrap();
+        assert_eq!(noting(&folder, 1).kept(&cache).unwrap().machine, Some(first));
+        assert_eq!(compiled().len(), 7);
+        assert_eq!(fs::read_dir(&cache).unwrap().count(), 2, "nothing but both machines");
+        fs::set_permissions(&cache, fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = noting(&folder, 1).kept(&cache).unwrap_err().to_string();
+        assert!(refused.contains("got mode 777"), "{refused}");
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -34,12 +34,14 @@ pub fn run(
 ) -> Result<Ran, EmulatorError> {
     let (source, grids) = grids_of(kernel)?;
     fs::create_dir_all(folder).map_err(EmulatorError::file(folder))?;
-    write(&folder.join("entries.h"), entries(grids))?;
     let launch = launch_of(kernel, source, grids, arguments)?;
     for (position, bytes) in arguments.iter().enumerate() {
         write(&folder.join(format!("argument{position}")), bytes)?;
     }
-    let program = toolchain.compile(&Unit { folder, text: &source.text, driver: None, entry: "" })?;
+    let mut entries: Vec<&str> = grids.list.iter().map(|grid| grid.entry).collect();
+    entries.sort_unstable();
+    entries.dedup();
+    let program = toolchain.compile(&Unit { folder, text: &source.text, driver: None, entries: &entries })?;
     let said = program.run(&launch, schedule, 0)?;
     if !said.ok {
         let printed: String = said.printed.lines().map(|line| format!("printf: {line}\n")).collect();
@@ -66,20 +68,6 @@ fn grids_of(kernel: &Kernel) -> Result<(&CudaSource, &Grids), EmulatorError> {
         (Source::Library(_), _) => Err(EmulatorError::NotCuda("library call")),
         _ => Err(EmulatorError::NotCuda("program of a CPU")),
     }
-}
-
-/// A function that finds a grid's kernel by its name.
-fn entries(grids: &Grids) -> String {
-    let mut names: Vec<&str> = grids.list.iter().map(|grid| grid.entry).collect();
-    names.sort_unstable();
-    names.dedup();
-    let mut text = String::from(
-        "static void run_entry(const std::string& name, const host::Launch& launch, const host::Places& places, emulator::Settings settings) {\n",
-    );
-    names.iter().for_each(|name| {
-        text.push_str(&format!("    if (name == \"{name}\") return host::run({name}, launch, places, settings);\n"));
-    });
-    text + "    emulator::fail(\"no kernel %s\", name.c_str());\n}\n"
 }
 
 /// The launch as `machine/run.cpp` reads it.

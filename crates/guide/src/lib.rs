@@ -227,6 +227,8 @@ mod tests {
             let _ = std::io::Write::write_all(&mut std::io::stderr(), b"skipped: no C++ compiler\n");
             return;
         };
+        let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tmp/emulator");
+        let toolchain = toolchain.prepared(&machine).unwrap();
         let folder = std::env::temp_dir().join(format!("deuteron-guide-{number}-{}", std::process::id()));
         let workshop = Workshop { toolchain: &toolchain, folder: &folder };
         let exercise = Exercise::find(number).unwrap();

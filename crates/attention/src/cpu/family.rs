@@ -54,10 +54,13 @@ impl Family<CpuTarget> for AttentionFamily {
             ),
             // Sums over heads that share keys are kernels of their own.
             Fit::Gradient(fit) if fit.kernel.group > 1 => None,
-            Fit::Gradient(fit) => offered(
-                move || backward_work(&fit.kernel, &fit.shape),
-                move || checked(backward::lower(&group, fit), backward_fits, make_backward),
-            ),
+            Fit::Gradient(fit) => {
+                let fit = *fit;
+                offered(
+                    move || backward_work(&fit.kernel, &fit.shape),
+                    move || checked(backward::lower(&group, &fit), backward_fits, make_backward),
+                )
+            }
         }
     }
 }

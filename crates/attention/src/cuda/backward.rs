@@ -60,17 +60,18 @@ impl Family<CudaTarget> for BackwardFamily {
     fn offer<'a>(&self, request: Request<'a>, target: &'a CudaTarget) -> Option<Box<dyn Offer + 'a>> {
         let group = request.group;
         let Some(Fit::Gradient(fit)) = chain::fit(&group) else { return None };
+        let fit = *fit;
         let (sized, shape) = (fit.kernel, fit.shape);
         if refusal(&sized, &shape).is_some() {
             return None;
         }
-        let takes_groups = || choose(&backward::lower(&group, fit), target) == BackwardVariant::Hopper;
+        let takes_groups = || choose(&backward::lower(&group, &fit), target) == BackwardVariant::Hopper;
         if sized.group > 1 && !takes_groups() {
             return None;
         }
         offered(
-            move || work(&group, &choose(&backward::lower(&group, fit), target), &sized, &shape, target),
-            move || kernel(&backward::lower(&group, fit), target),
+            move || work(&group, &choose(&backward::lower(&group, &fit), target), &sized, &shape, target),
+            move || kernel(&backward::lower(&group, &fit), target),
         )
     }
 }

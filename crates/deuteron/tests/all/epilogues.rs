@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use deuteron::emulate::{Choice, Toolchain, emulate};
+use deuteron::emulate::{Choice, emulate};
 use deuteron::{Dtype, Machine, Strategy, Target, plan};
 use deuteron_codegen::cuda::{Arch, CudaSource, CudaTarget};
 use deuteron_codegen::{Kernel, Source};
 use deuteron_device::cuda::nvrtc::Request;
 use deuteron_kernels::{Backend, CudaCatalog, render};
 
-use crate::support::{compiler, parsed};
+use crate::support::{compiler, emulator, parsed};
 
 /// Names, and what follows `l = linear x w c`, where `m` and `n` are rows and columns.
 const EPILOGUES: [(&str, &str); 4] = [
@@ -47,16 +47,13 @@ const ODD: [usize; 3] = [150, 72, 136];
 
 #[test]
 fn epilogues_are_right_on_the_emulator() {
-    let Ok(toolchain) = Toolchain::find(&std::env::var("CXX").unwrap_or_else(|_| "c++".into())) else {
-        println!("skipped: no C++ compiler");
-        return;
-    };
+    let Some(toolchain) = emulator() else { return };
     for (turn, (name, epilogue)) in EPILOGUES.into_iter().enumerate() {
         let (text, dtype) = (text(epilogue, ODD), if turn % 2 == 0 { Dtype::Bf16 } else { Dtype::F16 });
         source(&text, dtype);
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("epilogues").join(name);
         let graph = parsed(&text, dtype);
-        let emulation = emulate(&toolchain, &folder, &graph, Strategy::Greedy, &Choice::default(), 1).unwrap();
+        let emulation = emulate(toolchain, &folder, &graph, Strategy::Greedy, &Choice::default(), 1).unwrap();
         assert!(emulation.verification.holds(), "{dtype}\n{text}: {:?}", emulation.verification.worst());
         assert_eq!(emulation.kernels.len(), 1, "{text}");
     }
@@ -97,14 +94,11 @@ const WHOLE_ROWS: [(&str, &str, usize); 5] = [
 
 #[test]
 fn whole_rows_of_bytes_are_right_on_the_emulator() {
-    let Ok(toolchain) = Toolchain::find(&std::env::var("CXX").unwrap_or_else(|_| "c++".into())) else {
-        println!("skipped: no C++ compiler");
-        return;
-    };
+    let Some(toolchain) = emulator() else { return };
     for (name, text, kernels) in WHOLE_ROWS {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("epilogues").join(name);
         let graph = text.parse().unwrap();
-        let emulation = emulate(&toolchain, &folder, &graph, Strategy::Greedy, &Choice::default(), 1).unwrap();
+        let emulation = emulate(toolchain, &folder, &graph, Strategy::Greedy, &Choice::default(), 1).unwrap();
         assert!(emulation.verification.holds(), "{text}: {:?}", emulation.verification.worst());
         let names: Vec<&str> = emulation.kernels.iter().map(|kernel| kernel.name.as_str()).collect();
         assert_eq!(names.len(), kernels, "{name}: {names:?}");

@@ -2,9 +2,11 @@
 
 use std::fmt::Display;
 use std::io::Write as _;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 use deuteron::cuda::{self, Compiler, Options, Search};
+use deuteron::emulate::Toolchain;
 use deuteron::reference::Array;
 use deuteron::verify::Expected;
 use deuteron::{Cpu, Dtype, Engine, Error, Graph, Isa, Session, Strategy, Tensor, seed};
@@ -29,6 +31,20 @@ pub fn compiler() -> Option<Compiler> {
             None
         }
     }
+}
+
+/// The emulator with its machine and headers compiled once for all tests, or a note that a test of kernels is skipped.
+pub fn emulator() -> Option<&'static Toolchain> {
+    static FOUND: OnceLock<Option<Toolchain>> = OnceLock::new();
+    let find = || {
+        let found = Toolchain::find(&std::env::var("CXX").unwrap_or_else(|_| "c++".into()));
+        if found.is_err() {
+            let _ = writeln!(std::io::stderr(), "skipped: no C++ compiler");
+        }
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulator");
+        found.ok().map(|found| found.prepared(&folder).unwrap_or_else(|error| panic!("{error}")))
+    };
+    FOUND.get_or_init(find).as_ref()
 }
 
 fn open(red_zones: bool) -> Result<Engine, Error> {

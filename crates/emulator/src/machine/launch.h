@@ -81,6 +81,10 @@ static void run(void (*kernel)(Parameter), const Launch& launch, const Places& p
     emulator::run(kernel, parameter, settings);
 }
 
+// The kernels of the text, for a driver that is compiled apart from it (`entries.cpp`).
+extern const char* const first_entry;
+void run_entry(const char* name, const Launch& launch, const Places& places, const emulator::Settings& settings);
+
 // Arguments of a program behind its file: blocks that run at once, `together` or `apart` for the lanes of a warp, seeds. Whether all
 // seeds went well, as an exit code.
 template <class Run> static int run_seeds(int count, char** arguments, Run run) {

@@ -12,8 +12,6 @@
 #include "accesses.h"
 #endif
 #include "launch.h"
-#include "kernel.h"
-#include "entries.h"
 
 // Bytes that end at a page which nobody may touch. Bytes before them may not change.
 struct Fenced {
@@ -112,7 +110,7 @@ static bool run_seed(const std::vector<Grid>& grids, size_t workspace, size_t ke
 #endif
     for (const Grid& grid : grids) {
         settings.statics = grid.launch.shared <= 128 << 10 ? 48 << 10 : 4096;
-        run_entry(grid.name, grid.launch, places, settings);
+        host::run_entry(grid.name.c_str(), grid.launch, places, settings);
     }
     if (*(u64*)fault.first != ~0ull) emulator::fail("an index out of range of its table in row %llu", *(u64*)fault.first / 256);
     std::vector<char> now;

@@ -30,7 +30,7 @@ use deuteron_graph::Graph;
 use deuteron_kernels::{Backend, CudaCatalog, render};
 use deuteron_plan::{Machine, Plan, Strategy, Target, plan};
 
-/// The C++ compiler, if there is one, with the machine's headers compiled once.
+/// The C++ compiler, if there is one, with the machine and its headers compiled once.
 fn compiler() -> Option<&'static Toolchain> {
     static FOUND: OnceLock<Option<Toolchain>> = OnceLock::new();
     let find = || {
@@ -39,7 +39,7 @@ fn compiler() -> Option<&'static Toolchain> {
             // Not by a macro, whose lines are shown of tests that fail alone.
             let _ = std::io::Write::write_all(&mut std::io::stderr(), b"skipped: no C++ compiler\n");
         }
-        let machine = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated/prepared");
+        let machine = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulator");
         found.ok().map(|found| found.prepared(&machine).unwrap_or_else(|error| panic!("{error}")))
     };
     FOUND.get_or_init(find).as_ref()
@@ -49,11 +49,11 @@ fn compiler() -> Option<&'static Toolchain> {
 struct TileProgram(Program);
 
 impl TileProgram {
-    /// `driver` is a file of `emulator/` that includes `kernel.h`, the text, and runs ENTRY.
+    /// `driver` is a file of `emulator/` that runs kernels of the text, `entry` first of all.
     fn compile(compiler: &Toolchain, name: &str, driver: &str, entry: &str, text: &str) -> TileProgram {
         let folder: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated").join(name);
         let driver = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator").join(driver);
-        let unit = Unit { folder: &folder, text, driver: Some(&driver), entry };
+        let unit = Unit { folder: &folder, text, driver: Some(&driver), entries: &entries(text, entry) };
         TileProgram(compiler.compile(&unit).unwrap_or_else(|error| panic!("{name}: {error}")))
     }
 
@@ -62,6 +62,16 @@ impl TileProgram {
         let said = self.0.run(launch, &Schedule { resident, lanes, seeds }, mistake).unwrap();
         (said.ok, said.text)
     }
+}
+
+/// The names of a text's kernels, that of `entry` first if it has a name.
+fn entries<'a>(text: &'a str, entry: &'a str) -> Vec<&'a str> {
+    let name = |rest: &'a str| -> Option<&'a str> {
+        let (before, _) = rest.split(['{', ';']).next()?.rsplit_once('(')?;
+        before.rsplit([' ', ')']).next()
+    };
+    let all = text.split("extern \"C\" __global__ void ").skip(1).filter_map(name);
+    [entry].into_iter().filter(|entry| !entry.is_empty()).chain(all.filter(|name| *name != entry)).collect()
 }
 
 #[test]

@@ -1,10 +1,9 @@
-// A matmul of bytes with a bias on the emulator: ENTRY. Arguments of the program are those of `attention.cpp`. Before the launch the file has
+// A matmul of bytes with a bias on the emulator: `host::first_entry`. Arguments of the program are those of `attention.cpp`. Before the launch the file has
 // `bytes` with rows, columns, inner size, and bytes of the workspace and of what is kept; then `arguments`, how many, and the name of each. Both
 // operands have rows along the inner size; the bias and the result `y` are f32. Where rows of the result are made bytes again, these are `q`, with
 // a scale `s` for each row, and the launch runs twice.
 #include "emulator.h"
 #include "guarded.h"
-#include "kernel.h"
 
 struct Sizes {
     u64 m, n, k, workspace, kept;
@@ -46,7 +45,7 @@ static bool run_seed(const Sizes& sizes, const host::Launch& launch, emulator::S
         if (turn > 0) std::generate_n(x.first, m * k, draw);
         std::fill_n(q.first, m * n, (signed char)77);
         std::fill_n(s.first, m, unwritten);
-        host::run(ENTRY, launch, places, settings);
+        host::run_entry(host::first_entry, launch, places, settings);
         for (u64 row = 0; row < m; ++row) {
             std::vector<float> expected(n);
             for (u64 column = 0; column < n; ++column) {

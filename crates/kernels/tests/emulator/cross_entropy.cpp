@@ -5,7 +5,6 @@
 // x, w rows and weight, t targets, l losses, s logsumexp, a and d gradients of logsumexp and losses, dx and dw gradients.
 #include "emulator.h"
 #include "attention.h"
-#include "kernel.h"
 
 struct Sizes {
     u64 rows, classes, inner;
@@ -149,18 +148,6 @@ struct Case {
     }
 };
 
-static void run_grid(const Named& named, const host::Places& places, const emulator::Settings& settings) {
-#ifdef BACKWARD
-    if (named.entry == "cross_entropy_slopes") return host::run(cross_entropy_slopes, named.launch, places, settings);
-    if (named.entry == "cross_entropy_d_b") return host::run(cross_entropy_d_b, named.launch, places, settings);
-    if (named.entry == "cross_entropy_d_a") return host::run(cross_entropy_d_a, named.launch, places, settings);
-#else
-    if (named.entry == "cross_entropy_statistics") return host::run(cross_entropy_statistics, named.launch, places, settings);
-    if (named.entry == "cross_entropy_rows") return host::run(cross_entropy_rows, named.launch, places, settings);
-#endif
-    emulator::fail("no entry %s", named.entry.c_str());
-}
-
 static bool run_seed(const Sizes& sizes, const std::vector<Named>& grids, emulator::Settings settings) {
     Case it(sizes, settings.seed);
     // A target beyond the classes is a fault, and nothing else.
@@ -180,7 +167,7 @@ static bool run_seed(const Sizes& sizes, const std::vector<Named>& grids, emulat
         }
     }
     settings.statics = 4096;
-    for (const Named& grid : grids) run_grid(grid, places, settings);
+    for (const Named& grid : grids) host::run_entry(grid.entry.c_str(), grid.launch, places, settings);
     const u64 expected = faulty ? sizes.rows / 2 * 256 + 2 : ~0ull;
     if (faulty) {
         if (it.l[sizes.rows / 2] == it.l[sizes.rows / 2]) fault = 0;

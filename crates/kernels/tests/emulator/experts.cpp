@@ -1,11 +1,10 @@
-// Rows routed to experts on the emulator: `route`, then ENTRY. Arguments of the program are those of `attention.cpp`. Before the two launches the
+// Rows routed to experts on the emulator: `route`, then `host::first_entry`. Arguments of the program are those of `attention.cpp`. Before the two launches the
 // file has `experts` with rows of the result, columns, inner size, experts, choices of each row of x, the storage type (0 f32, 1 f16, 2 bf16,
 // 3 i8) and how rows are spread (0 evenly, 1 to two experts, 2 one of them is wrong); then `arguments`, how many, and the name of each.
 // `y = x w[chosen] + b[chosen]` of one type; of bytes `y = x w[chosen] x_scale w_scale[chosen] + b[chosen]`, all but x and w f32, or that made
 // bytes again, `q`, with a scale `s` for each row.
 #include "emulator.h"
 #include "guarded.h"
-#include "kernel.h"
 
 struct Sizes {
     u64 m, n, k, experts, choices, storage, spread;
@@ -75,8 +74,8 @@ static bool run_seed(const Sizes& sizes, const host::Launch& sort, const host::L
         places.arguments.push_back(at);
     }
     settings.statics = 4096;
-    host::run(route, sort, places, settings);
-    host::run(ENTRY, multiply, places, settings);
+    host::run_entry("route", sort, places, settings);
+    host::run_entry(host::first_entry, multiply, places, settings);
     const double unit = result == 0 ? 0x1p-24 : result == 1 ? 0x1p-11 : 0x1p-8;
     u64 wrong = 0;
     for (u64 row = 0; row < m; ++row) {

@@ -1,17 +1,20 @@
-// A matmul with a bias, and maybe a residual and a layer norm, on the emulator: ENTRY. Arguments of the program are those of `attention.cpp`. Before the launch the file has
-// `matmul` with rows, columns, inner size and matrices of a batch, whether the left operand is transposed, whether the right one is, the
-// storage types of the operands and of bias and result (0 f32, 1 f16, 2 bf16, 3 i8), and how many elements of every line of the operands come before
-// those of the matmul; then `arguments`, how many, and the name of each: x and w are multiplied, b is the bias, r the residual, s
-// the sum where it is normed by weights g and h (without s, the norm is of the sum with the bias, and the residual is added to it); y is the result, p that of a
-// matmul alone. The batch shares bias and weights; a kernel without bias is the matmul
-// alone. Where x is multiplied by v and u, too, their results are z and t. Where c
-// and d are among the arguments, the left operand is the layer norm of x with these weights, which the launch itself makes. Where FIRST is a kernel that runs before
-// ENTRY, on a workspace that both share, `first` with the number of its launches and their bytes of workspace stands before them; `kept` with
-// bytes of workspace and of what is kept from launch to launch, where ENTRY alone has them. Where it sums over rows, into f, `summed` with bytes of
-// workspace stands before the launch, and that of the kernel `finish` behind it. Where PLANTED is defined, operands of f32 have extreme values.
+// A matmul with a bias, and maybe a residual and a layer norm, on the emulator: `host::first_entry`. Arguments of the program are those of
+// `attention.cpp`. Before the launch the file has `matmul` with rows, columns, inner size and matrices of a batch, whether the left operand is
+// transposed, whether the right one is, the storage types of the operands and of bias and result (0 f32, 1 f16, 2 bf16, 3 i8), and how many
+// elements of every line of the operands come before those of the matmul; then `arguments`, how many, and the name of each: x and w are
+// multiplied, b is the bias, r the residual, s the sum where it is normed by weights g and h (without s, the norm is of the sum with the bias,
+// and the residual is added to it); y is the result, p that of a matmul alone. The batch shares bias and weights; a kernel without bias is the
+// matmul alone. Where x is multiplied by v and u, too, their results are z and t. Where c and d are among the arguments, the left operand is the
+// layer norm of x with these weights, which the launch itself makes. Then comes what the launch has beside itself:
+//
+//   alone                   nothing
+//   first NAME COUNT BYTES  launches of this kernel before it, on a workspace of so many bytes that they share
+//   kept BYTES KEPT         bytes of workspace, and of what is kept from launch to launch
+//   summed BYTES            bytes of workspace for sums over rows, into f; the launch of `finish` comes behind that of the matmul
+//
+// Where PLANTED is defined, operands of f32 have extreme values.
 #include "emulator.h"
 #include "attention.h"
-#include "kernel.h"
 
 struct Sizes {
     u64 m, n, k, batch;
@@ -93,9 +96,11 @@ static void plant(Matrices& x, Matrices& w, bool left, bool right) {
     word(w, right, 9, 2) = 0x7f800000;
 }
 #endif
+#ifdef PLANTED
 
 // Launches that come before the matmul and behind it, and the workspace.
 struct Before {
+    std::string kind, first;
     std::vector<host::Launch> launches;
     std::vector<char> workspace, kept;
     std::vector<host::Launch> behind;
@@ -103,21 +108,14 @@ struct Before {
 
 static Before read_before(host::Reader& reader) {
     Before before;
-#ifdef FIRST
-    reader.expect_name("first");
-    const long long count = reader.number();
+    before.kind = reader.name();
+    if (before.kind == "alone") return before;
+    if (before.kind != "first" && before.kind != "kept" && before.kind != "summed") emulator::fail("no kind %s", before.kind.c_str());
+    if (before.kind == "first") before.first = reader.name();
+    const long long count = before.kind == "first" ? reader.number() : 0;
     before.workspace.resize(reader.number() + 128);
     for (long long i = 0; i < count; ++i) before.launches.push_back(host::read_launch(reader));
-#endif
-#ifdef MAKES
-    reader.expect_name("kept");
-    before.workspace.resize(reader.number() + 128);
-    before.kept.resize(reader.number() + 128);
-#endif
-#if COLUMN_SUMS > 0
-    reader.expect_name("summed");
-    before.workspace.resize(reader.number() + 128);
-#endif
+    if (before.kind == "kept") before.kept.resize(reader.number() + 128);
     return before;
 }
 
@@ -147,18 +145,14 @@ static bool run_seed(const Sizes& sizes, Before& before, const host::Launch& lau
     while ((u64)places.kept % 128) ++places.kept;
     // Where there is no dynamic shared memory, tiles may be variables.
     const auto statics = [](const host::Launch& grid) { return grid.shared == 0 ? 48 << 10 : 4096; };
-#ifdef FIRST
     for (const host::Launch& first : before.launches) {
         settings.statics = statics(first);
-        host::run(FIRST, first, places, settings);
+        host::run_entry(before.first.c_str(), first, places, settings);
     }
-#endif
     settings.statics = statics(launch);
-    host::run(ENTRY, launch, places, settings);
-#if COLUMN_SUMS > 0
+    host::run_entry(host::first_entry, launch, places, settings);
     settings.statics = 48 << 10;
-    for (const host::Launch& last : before.behind) host::run(finish, last, places, settings);
-#endif
+    for (const host::Launch& last : before.behind) host::run_entry("finish", last, places, settings);
     // What is kept is as it was before the launch.
     const bool kept = std::all_of(before.kept.begin(), before.kept.end(), [](char byte) { return byte == 0; });
     if (has("c")) {
@@ -249,8 +243,6 @@ int main(int count, char** arguments) {
     const Sizes sizes = read_sizes(reader);
     Before before = read_before(reader);
     const host::Launch launch = host::read_launch(reader);
-#if COLUMN_SUMS > 0
-    before.behind.push_back(host::read_launch(reader));
-#endif
+    if (before.kind == "summed") before.behind.push_back(host::read_launch(reader));
     return host::run_seeds(count, arguments, [&](emulator::Settings settings) { return run_seed(sizes, before, launch, settings); });
 }

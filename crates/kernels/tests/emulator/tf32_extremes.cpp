@@ -1,3 +1,3 @@
-// The same of extreme values.
+// A matmul of f32 of extreme values; the rest is as in `matmul.cpp`.
 #define PLANTED
-#include "tf32.cpp"
+#include "matmul.cpp"

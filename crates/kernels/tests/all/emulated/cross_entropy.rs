@@ -64,10 +64,7 @@ impl Loss {
     fn launch(&self, processors: usize) -> (CudaSource, String) {
         let graph = self.graph();
         let Kernel { source, launch } = self.kernel(&graph, processors);
-        let Source::Cuda(mut source) = source else { panic!("{source}") };
-        if self.gradient.is_some() {
-            source.text.insert_str(0, "#define BACKWARD\n");
-        }
+        let Source::Cuda(source) = source else { panic!("{source}") };
         let grids = launch.grids().expect("grids");
         let &Loss { sizes: [rows, classes, inner], dtype, smoothing, ignored, gradient } = self;
         let names: Vec<&str> =

@@ -18,7 +18,7 @@ fn rung_of(rung: &Rung, [m, n, k]: [usize; 3], dtype: Dtype) -> (CudaSource, Str
     let Kernel { source: Source::Cuda(source), launch } = kernel else { panic!("a text") };
     let [grid] = launch.grids().expect("grids").list.as_slice() else { panic!("one grid") };
     let storage = if dtype == Dtype::F16 { 1 } else { 2 };
-    (source, format!("matmul {m} {n} {k} 1 0 0 {storage} {storage} 0\narguments 3 x w y\n{}", written(grid)))
+    (source, format!("matmul {m} {n} {k} 1 0 0 {storage} {storage} 0\narguments 3 x w y\nalone\n{}", written(grid)))
 }
 
 /// Both types, rows that start at multiples of 16 bytes and others; sizes that fill no tile, and one.

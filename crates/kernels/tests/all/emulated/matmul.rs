@@ -113,12 +113,11 @@ impl Product {
         if self.summed {
             return format!("summed {}\n", grids.workspace);
         }
-        let [before @ .., _] = grids.list.as_slice() else { return String::new() };
-        if before.is_empty() {
-            return String::new();
-        }
+        let [before @ .., _] = grids.list.as_slice() else { panic!("no grid") };
+        let Some(first) = before.first() else { return "alone\n".to_string() };
+        assert!(before.iter().all(|grid| grid.entry == first.entry), "one kernel before the matmul");
         let written: String = before.iter().map(written).collect();
-        format!("first {} {}\n{written}", before.len(), grids.workspace)
+        format!("first {} {} {}\n{written}", first.entry, before.len(), grids.workspace)
     }
 
     /// A launch of it, as `emulator/matmul.cpp` reads it.
@@ -167,13 +166,8 @@ fn matmuls_of_copies() {
         ("right", Product { skipped: 1, ..Product::new([40, 51, 63], false) }),
     ] {
         let (source, launch) = realigned_matmul(&product);
-        let program = TileProgram::compile(
-            compiler,
-            &format!("realigned_{name}"),
-            "realigned.cpp",
-            "matmul_hopper",
-            &source.text,
-        );
+        let program =
+            TileProgram::compile(compiler, &format!("realigned_{name}"), "matmul.cpp", "matmul_hopper", &source.text);
         let (ok, said) = program.run(&launch, 2, Lanes::Together, 1..3, 0);
         assert!(ok, "{name}:\n{said}");
     }

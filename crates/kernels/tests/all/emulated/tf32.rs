@@ -45,7 +45,7 @@ fn matmuls_of_f32() {
     ] {
         let (source, launch) = matmul(&product, tile);
         let program =
-            TileProgram::compile(compiler, &format!("tf32_{name}"), "tf32.cpp", "matmul_hopper", &source.text);
+            TileProgram::compile(compiler, &format!("tf32_{name}"), "matmul.cpp", "matmul_hopper", &source.text);
         let (ok, said) = program.run(&launch, 2, Lanes::Together, 1..3, 0);
         assert!(ok, "{name}:\n{said}");
     }
@@ -67,7 +67,7 @@ fn mistakes_with_f32() {
     ];
     let product = Product { batch: 2, ..product([150, 70, 331], false, false) };
     let (source, launch) = matmul(&product, tile(64, false, 1));
-    let launched = Launched { source, entry: "matmul_hopper", launch, driver: "tf32.cpp" };
+    let launched = Launched { source, entry: "matmul_hopper", launch, driver: "matmul.cpp" };
     check_mistakes("mistakes_with_f32", launched, 2, 2, &mistakes);
 }
 
