@@ -37,7 +37,7 @@ constexpr int STEPS = WIDTH / 16;  // of a product along a row
 constexpr int COLUMNS = WIDE ? PADDED : WIDTH;
 // How many steps of the two tensors that a warpgroup owns stay in registers, as far as there are any left. Where all do, their place in shared memory is
 // free for the next ones at once, and results go out through a place of their own; else through that of what was owned.
-constexpr int QUERIES_HELD = STEPS * (WIDTH <= 64 ? 2 : WIDTH <= 80 || WIDTH > 192 ? 0 : 1), KEYS_HELD = STEPS * (WIDTH <= 64 ? 2 : WIDTH <= 80 ? 1 : 0);
+constexpr int QUERIES_HELD = STEPS * (WIDTH <= 64 ? 2 : WIDTH <= 80 ? 0 : WIDTH <= 128 ? 2 : WIDTH <= 192 ? 1 : 0), KEYS_HELD = STEPS * (WIDTH <= 64 ? 2 : WIDTH <= 80 ? 1 : 0);
 // The pass for statistics alone has no result in registers.
 constexpr int COUNTED_HELD = WIDE ? 2 * STEPS : QUERIES_HELD;
 constexpr bool FREED = KEYS_HELD == 2 * STEPS;

@@ -302,7 +302,7 @@ static __device__ __forceinline__ void work_on_queries(const Mapped& p, QueryRin
         }
         if constexpr (!FREED) named_barrier_sync(GROUP_BARRIER + thread.group, 128);
         Element* g_dq = p.backward.g_dq + start(p.backward.dq, work.sequence, work.head);
-        store_gradient(ring, s_base, thread, 0, g_dq, p.backward.dq.position, work.first, queries, r_dq, SCALE);
+        store_gradient(ring, s_base, find_thread(ring), 0, g_dq, p.backward.dq.position, work.first, queries, r_dq, SCALE);
         if constexpr (!FREED) release_own(ring, thread);
     }
 }
