@@ -76,58 +76,61 @@ part_info() {
     run "$deuteron" doctor --device cuda
 }
 
-# A test that finds no GPU says that it is skipped, and here that is a failure. Tests that leave memory to others run side by side,
-# each of attention and of products in a process of its own as their kernels take long to compile; then those that run out of it.
+# A test that finds no GPU says that it is skipped, and here that is a failure. Tests that leave memory to others run side by side, each in a process of its
+# own as the compiler takes one source at a time in each, as many as there are cores; then those that run out of it. Tests that only compile are CI's.
 part_test() {
-    local logs tests program name
+    local logs tests program
     logs=$(mktemp -d) tests=$(mktemp -d)
-    trap 'echo "not passed when time was up:"; grep -L "^result: passed" "$logs"/*; rm -r "$logs" "$tests"; exit 124' TERM
+    trap 'report_tests; echo "out of time"; exit 124' TERM
     cp "$bundle"/tests/*.gz "$tests" && gunzip "$tests"/*.gz && chmod +x "$tests"/*
-    apart deuteron-device-all attention::
-    apart deuteron-all cuda::products:: cuda::one_launch:: cuda::hopper::
-    together 4 deuteron-device-all nvrtc:: cache:: &
-    together 4 deuteron-device-lib "" &
-    together 4 deuteron-gpt2-all engines:: &
-    together 4 deuteron-train-all engines:: &
-    wait
-    # More processes at once would have more contexts than the GPU has memory for.
-    apart deuteron-all cuda::bytes:: cuda::experts::
-    wait
+    export logs tests
+    export -f test_program
+    {
+        apart deuteron-device-all attention:: nvrtc:: cache::
+        apart deuteron-all cuda::products:: cuda::one_launch:: cuda::hopper:: cuda::bytes:: cuda::experts::
+        apart deuteron-device-lib ""
+        apart deuteron-train-all engines::
+        apart deuteron-gpt2-all engines::
+    } | xargs -P "$(nproc)" -n 2 bash -c 'test_program "$1-${2//::/-}" "$tests/$1" --exact "$2"' apart &
+    wait  # a command in the foreground would keep the trap waiting
     for program in deuteron-device-all deuteron-all; do
-        together 8 "$program" cuda:: --skip cuda::products:: --skip cuda::one_launch:: --skip cuda::hopper:: --skip cuda::bytes:: --skip cuda::experts:: &
-        wait  # a command in the foreground would keep the trap waiting
+        test_program "$program-cuda" "$tests/$program" --test-threads 8 cuda:: --skip cuda::products:: --skip cuda::one_launch:: \
+            --skip cuda::hopper:: --skip cuda::bytes:: --skip cuda::experts:: &
+        wait
+    done
+    report_tests
+}
+
+# Lists the tests of some modules of a program: the program and a name, a line each.
+apart() {
+    local program=$1 names
+    shift
+    names=$("$tests/$program" --list --format terse "$@" | sed -n 's/: test$//p' | grep -v '::cpu::\|^cpu::\|compiles_without_spills\|::a_cpu_')
+    [ -n "$names" ] || echo "result: no tests" >"$logs/$program-${1//::/}"
+    sed "s/^/$program /" <<<"$names"
+}
+
+# Runs a test program, and says at the end how it went and how long it took. A choice of no tests is a failure.
+test_program() {
+    local log=$logs/$1 words start=$SECONDS outcome=failed
+    shift
+    echo "result: not ended" >"$log"
+    words=$("$@" --show-output 2>&1) && ! grep -qi '\bskipped\b\|^running 0 tests' <<<"$words" && outcome=passed
+    printf '%s\nresult: %s after %s s\n' "$words" "$outcome" $((SECONDS - start)) >"$log"
+}
+
+# What did not pass, whole, then the slowest and the counts.
+report_tests() {
+    local name
+    tar -czf "$OUT/tests-log.tgz" -C "$logs" .
+    for name in "$logs"/*; do
+        grep -q '^result: passed' "$name" || { echo "== ${name##*/}"; tail -n 60 "$name"; failed=1; }
     done
     [ -n "$(ls "$logs")" ] || { echo "no test programs in $bundle/tests"; failed=1; }
-    for name in "$logs"/*; do
-        grep -q '^result: passed' "$name" || { cat "$name"; failed=1; }
-    done
-    for name in "$logs"/*; do echo "${name##*/}: $(grep '^test result' "$name" || echo 'no result')"; done
+    grep -H '^result: ' "$logs"/* | sed 's|.*/||; s/:result: / /' | sort -k 4 -n -r | head -n 8
+    echo "processes: $(grep -l '^result: passed' "$logs"/* | wc -l) passed, $(grep -L '^result: passed' "$logs"/* | wc -l) not; tests passed:" \
+        "$(grep -h '^test result' "$logs"/* | awk '{ sum += $4 } END { print sum + 0 }')"
     rm -r "$logs" "$tests"
-}
-
-# Starts the tests of some modules of a program, each in a process.
-apart() {
-    local program=$1 names name
-    shift
-    names=$("$tests/$program" --list --format terse "$@" | sed -n 's/: test$//p')
-    [ -n "$names" ] || echo "no tests" >"$logs/$program-${1//::/}"
-    for name in $names; do
-        test_program "$tests/$program" --exact "$name" >"$logs/$program-${name//::/-}" 2>&1 &
-    done
-}
-
-# Runs the tests of some modules of a program in one process with so many threads.
-together() {
-    local threads=$1 program=$2
-    shift 2
-    test_program "$tests/$program" --test-threads "$threads" "$@" >"$logs/$program-${1//::/}" 2>&1
-}
-
-# Runs a test program, and says at the end how it went. A choice of no tests is a failure.
-test_program() {
-    local words
-    words=$("$@" --show-output 2>&1) && ! grep -qi '\bskipped\b\|^running 0 tests' <<<"$words" && words+=$'\nresult: passed'
-    echo "$words"
 }
 
 # Several processes, as the compiler takes one source at a time in each: random graphs, and the op matrix.
