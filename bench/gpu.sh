@@ -9,7 +9,7 @@
 # `sanitize` and `ncu`. A part that fails or runs out of time does not stop the others. Everything said goes to gpu.log
 # in the folder named by OUT (default ./out), beside h200.csv, h200-ncu.csv, h200-fusion.csv, h200-overhead.csv,
 # h200-row-ladder.csv, h200-attention-ladder.csv, h200-launch-ladder.csv, h200-attention-peers.csv, h200-heads.csv, h200-matmul.csv, h200-matmul-choice.csv, h200-matmul-ladder.csv, h200-matmul-few-rows.csv, h200-ffn.csv, h200-experts.csv, h200-experts-int8.csv, h200-layers.csv,
-# h200-launches-peers.csv, h200-launches-ncu.csv, h200-ncu-matmul.csv, h200-crossover.csv, h200-python-peers.csv, h200-conformance.csv, h200-clocks.csv, gpt2-cuda.csv, bench.json and machine.toml.
+# h200-launches-peers.csv, h200-launches-ncu.csv, h200-ncu-matmul.csv, h200-crossover.csv, h200-python-peers.csv, h200-conformance.csv, h200-clocks.csv, h200-train.csv, gpt2-cuda.csv, bench.json and machine.toml.
 # Exit code 0 if every part passed. On an H200 all parts but `peers`, `attention` and `launches` took 13 minutes; `matrix` takes a
 # minute more since, and `attention` 102 s.
 set -u
@@ -27,6 +27,7 @@ bench        150      90
 ladders      240      90
 peers        200      40
 gpt2         200      30
+train        90       6
 attention    150      24
 heads        120      30
 matmul       260      70
@@ -350,6 +351,36 @@ part_gpt2() {
     watch_clocks gpt2-8x1000 "$deuteron" bench gpt2 --device cuda --dtype bf16 --batch 8 --context 1000
     run python3 "$here/peers_gpt2.py" --binary "$deuteron" --commit "$commit" --device cuda --dtypes bf16 int8 --batches 1 8 \
         --contexts 128 --rounds 2
+}
+
+# Steps of GPT-2 124M in bf16 on random tokens: the median of tokens per second after the first steps, and the clocks meanwhile.
+part_train() {
+    local folder
+    folder=$(mktemp -d)
+    python3 -c '
+import array, random, sys
+random.seed(1)
+array.array("H", [random.randrange(50257) for _ in range(1 << 20)]).tofile(open(sys.argv[1], "wb"))' "$folder/tokens.bin"
+    local words=(--size gpt2 --tokenizer gpt2 --context 1024 --batch 32 --steps 60 --precision bf16 --evaluate-every 0 --save-every 0)
+    watch_clocks train "$deuteron" train "$folder/tokens.bin" "${words[@]}" --device cuda --json --out "$folder/run" >"$folder/said"
+    python3 - "$folder" "$OUT/h200-train.csv" "${commit:-unknown}" "deuteron train TOKENS ${words[*]}" <<'PYTHON' || failed=1
+import csv, datetime, json, statistics, sys
+
+folder, table, commit, command = sys.argv[1:]
+said = open(f"{folder}/said").read()
+ended = json.loads(said[said.index("{"):said.rindex("}") + 1])
+steps = list(csv.DictReader(open(f"{folder}/run/log.csv")))[20:]
+row = {"command": command, "parameters": ended["parameters"], "steps": len(steps),
+       "tokens_per_second": round(statistics.median(float(step["tokens_per_second"]) for step in steps)),
+       "memory_gib": round(ended["memory_bytes"] / 2**30, 2), "device": ended["device"].split(": ")[-1].split(",")[0],
+       "commit": commit, "date": datetime.date.today()}
+print(", ".join(f"{key} {value}" for key, value in row.items()))
+with open(table, "w") as file:
+    writer = csv.DictWriter(file, list(row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerow(row)
+PYTHON
+    rm -r "$folder"
 }
 
 # Runs a command, and samples clocks and power twenty times a second: over the samples where the GPU is busy, lowest, median and highest clock, highest
