@@ -96,7 +96,6 @@ static void plant(Matrices& x, Matrices& w, bool left, bool right) {
     word(w, right, 9, 2) = 0x7f800000;
 }
 #endif
-#ifdef PLANTED
 
 // Launches that come before the matmul and behind it, and the workspace.
 struct Before {
