@@ -125,16 +125,22 @@ impl Toolchain {
         make_own(folder).map_err(EmulatorError::file(folder))?;
         let place = folder.join(format!("{:016x}", self.key()));
         if !is_complete(&place) {
-            // A part of it may be left where someone removed old files.
-            let _ = fs::remove_dir_all(&place);
             // Complete before it has its name: other processes may look for it at this time.
             let own = folder.join(unique("part"));
             let made = self.build_machine(&own);
-            let named = made.and_then(|()| match fs::rename(&own, &place) {
+            let publish = || match fs::rename(&own, &place) {
                 // Another process was faster.
                 Err(_) if is_complete(&place) => Ok(()),
-                renamed => renamed.map_err(EmulatorError::file(&place)),
-            });
+                renamed => renamed,
+            };
+            let again = |_| {
+                // A part of one is left where someone removed old files.
+                let old = folder.join(unique("old"));
+                let _ = fs::rename(&place, &old);
+                let _ = fs::remove_dir_all(&old);
+                publish()
+            };
+            let named = made.and_then(|()| publish().or_else(again).map_err(EmulatorError::file(&place)));
             // Gone if it has its name now.
             let _ = fs::remove_dir_all(&own);
             named?;
@@ -214,7 +220,12 @@ impl Toolchain {
             let folder = path.parent().unwrap_or(Path::new("."));
             let listed = fs::read_dir(folder).map_err(EmulatorError::file(folder))?;
             let mut files: Vec<PathBuf> = listed.flatten().map(|entry| entry.path()).collect();
-            files.retain(|file| file.extension().is_some_and(|extension| extension == "h"));
+            // A driver may include another one.
+            let text = fs::read_to_string(path).map_err(EmulatorError::file(path))?;
+            let included = |file: &Path| {
+                file.file_name().is_some_and(|name| text.contains(&format!("#include \"{}\"", name.to_string_lossy())))
+            };
+            files.retain(|file| file.extension().is_some_and(|extension| extension == "h") || included(file));
             files.sort();
             for file in files.iter().map(PathBuf::as_path).chain([path]) {
                 fs::read(file).map_err(EmulatorError::file(file))?.hash(&mut hasher);
@@ -312,15 +323,21 @@ impl Program {
     }
 }
 
-/// Whether a folder holds a compiled machine. Its object is the last file that is written.
+/// Whether a folder holds a compiled machine and all of its files: a cleaner may have removed some.
 fn is_complete(place: &Path) -> bool {
-    place.join(MACHINE).join(MACHINE_OBJECT).is_file()
+    let machine = place.join(MACHINE);
+    FILES.iter().map(|(name, _)| *name).chain([MACHINE_OBJECT]).all(|name| machine.join(name).is_file())
 }
 
 /// Makes a folder that only this user may write to: what is there is linked into programs that run.
 fn make_own(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    let mode = fs::metadata(folder)?.mode() & 0o777;
+    let found = fs::metadata(folder)?;
+    let mode = found.mode() & 0o777;
+    if fs::metadata("/proc/self").is_ok_and(|process| process.uid() != found.uid()) {
+        let owner = found.uid();
+        return Err(io::Error::other(format!("expected a folder of the current user, got one of user {owner}")));
+    }
     match mode & 0o022 {
         0 => Ok(()),
         _ => Err(io::Error::other(format!(

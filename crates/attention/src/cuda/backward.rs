@@ -213,7 +213,7 @@ struct HopperSide {
 }
 
 impl HopperSide {
-    /// Of the kernel whose blocks own queries, and of the one whose blocks own keys. Wide heads leave room for as many tiles.
+    /// Of the kernel whose blocks own queries, and of the one whose blocks own keys. Stages are those that shared memory has room for.
     fn both(width: usize) -> [HopperSide; 2] {
         let side = |rows, stages, more| HopperSide { rows, stages, more };
         if width <= NARROW {

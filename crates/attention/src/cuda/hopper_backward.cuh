@@ -4,23 +4,22 @@
 // - Numbers: products and sums in f32. Probabilities and slopes of scores are rounded to the storage type for the products
 //   that they are the left operand of; nothing else is rounded before the result.
 // - `hopper_dq.cu`: a block owns 128 queries and goes over the keys: statistics of its rows, which it leaves for the other kernel, and
-//   dq. `hopper_dkv.cu`: a block owns 128 keys and goes over the queries that see them: dk and dv. There keys are the rows of
+//   dq. `hopper_dkv.cu`: a block owns 128 keys (64 of wide heads) and goes over the queries that see them: dk and dv. There keys are the rows of
 //   scores, so that in both kernels what is weighted with is the left operand of the next product as it lies.
-// - Heads that share keys: those 128 keys meet the queries of all heads of their group, one head after the other, and dk and dv are
+// - Heads that share keys: the keys of a block meet the queries of all heads of their group, one head after the other, and dk and dv are
 //   the sums over the group. So they never leave registers before they are whole, and the order of every sum is fixed.
 // - What a block owns lies in shared memory; tiles of 64 rows of the other side come through a ring.
 //   Every place of it has a barrier that says full, which the copy's last byte ends, and one that says empty.
 // - Products of the next tile are issued behind those of this one, and run while slopes are computed; besides, one warpgroup's
 //   arithmetic is beside the other's products.
 // - Heads of up to 128: a warpgroup has 64 of the rows that its block owns.
-// - Wider heads: a ring has room for one or two tiles of each tensor, so the two tensors have places and barriers of their own, and one is
+// - Wider heads: a ring has room for one to three tiles of each tensor, so the two tensors have places and barriers of their own, and one is
 //   free for the next as soon as its product is over. `hopper_dkv_wide.cu` says how dk and dv of 64 keys fit in registers.
 // - A grid of as many blocks as run at once goes over all tiles forth and back, those with most to do first.
 // - Needs sm_90a, a full or causal mask, no dropout, WIDTH a multiple of 16 up to 256, rows that start at multiples of 16 bytes, SCALE >= 1e-30.
 //   If causal, keys less queries are a multiple of 64.
 // - Takes, of NVRTC 13.4, in both kernels: 168 registers (240 for those who multiply, 24 for the others; for dk and dv of wide heads 232 and
-//   40), 12 of 64 warps; 134,224 bytes of
-//   shared memory for heads of up to 64, 199,760 for those of up to 128, at most 232,080 for wider ones. No spills.
+//   40), 12 of 64 warps; 134,224 bytes of shared memory for heads of up to 64, 199,760 for those of up to 128, at most 232,080 for wider ones. No spills.
 //
 // Of the ring of `backward_queries` KEY_STAGES and VALUE_STAGES, of that of `backward_keys` QUERY_STAGES and SLOPE_STAGES (tiles of each tensor),
 // QUERIES_SHARED and KEYS_SHARED (bytes) are constants that stand before this file.

@@ -6,7 +6,7 @@
 //! | fewer                        | has one tile, which two warpgroups share  | shared by the blocks of a cluster  |
 //! | of bytes and of f32          | persistent: tiles alternate or are shared | one block                          |
 //!
-//! - Operands come by tensor maps: their rows start at multiples of 16 bytes, and one axis is contiguous. Those of f32 lie anyhow: a grid before
+//! - Operands come by tensor maps: their rows start at multiples of 16 bytes, and one axis is contiguous. Those of f32 may have any layout: a grid before
 //!   splits them into numbers of TF32 (`tf32.rs`).
 //! - Traffic: a tile reads its rows of A and its columns of B once, mostly from the L2; the epilogue reads and writes each element once.
 //! - Sums are rounded to the storage type before the epilogue, as they would be if they were stored; those of bytes are exact. Where the

@@ -450,6 +450,7 @@ impl<'a, 'm> Translator<'a, 'm> {
             |input: &InputInfo| self.options.values.contains_key(&input.name) || self.assumed.contains_key(&input.name);
         let inputs = positions.into_iter().map(|position| &self.inputs[position]);
         let open: Vec<InputInfo> = inputs.filter(|input| !known(input)).cloned().collect();
+        let specialised = self.specialised.clone();
         for value in ASSUMED.into_iter().filter(|_| !open.is_empty()) {
             for InputInfo { name, element, shape } in &open {
                 let value = TensorData::of_values(element.dtype(), shape.clone(), [value].into_iter());
@@ -464,6 +465,7 @@ impl<'a, 'm> Translator<'a, 'm> {
         open.iter().for_each(|input| {
             self.assumed.remove(&input.name);
         });
+        self.specialised = specialised;
         self.settled.clear();
         None
     }

@@ -89,7 +89,12 @@ fn extremes_of_f32() {
 
 #[test]
 fn mistakes_with_extremes_of_f32() {
-    let mistakes: [Mistake; 5] = [
+    let mistakes: [Mistake; 6] = [
+        (
+            "return {nearest, round(__float_as_uint(rest))};",
+            "return {nearest, size < 0x08000000u ? 0u : round(__float_as_uint(rest))};",
+            "FAILED",
+        ),
         ("size >= 0x7f7ff000u ? x & 0xffffe000u : round(x)", "round(x)", "FAILED"),
         ("*s_sum = sum_again(p, row_of(row), column + own);", "", "FAILED"),
         ("batch * p.given[0].matrix", "0", "FAILED"),

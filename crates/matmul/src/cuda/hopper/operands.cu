@@ -12,7 +12,7 @@
 //   shared memory, so that `tail` gets V neighbouring columns of a row at a time, and reads and writes whole vectors.
 // - Beyond m, n and k the tensor maps give zeros, which are summed and not stored.
 // - Bytes come as pairs, so that DEPTH is of pairs; what follows their sums is in `warps.cu`.
-// - f32 comes as two numbers of TF32, split by a grid before (`tf32.cu`): two steps have the same K, and three products are summed of them.
+// - f32 comes as two numbers of TF32, split by a grid before (`split.cu`): two steps have the same K, and three products are summed of them.
 //
 // - SHARERS neighbours along the rows, a cluster, have the same columns of B: each fetches its share of them for all (multicast), once all are
 //   done with the place. So fewer lines come from the L2, which is what limits matmuls whose rows start between its lines.

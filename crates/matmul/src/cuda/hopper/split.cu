@@ -2,8 +2,8 @@
 //
 // A number of TF32 is an f32 whose 13 lowest bits are zero. x becomes the nearest one, and the nearest one of the rest: pi, 0x40490fdb, becomes
 // 0x40490000, which is 3.140625, and 0x3a7dc000 for the rest of 0.00096774; both together are 2^-22 more than it. So they are off by at most one in the
-// last place of x. What is near the largest f32, infinite or no number is cut off instead: it stays what it is, and sums of what is not finite are
-// done again without rests.
+// last place of x, if x is not below 2^-114: a subnormal rest is a multiple of 2^-136. What is near the largest f32, infinite or NaN is cut off instead:
+// it stays what it is, and sums of what is not finite are done again without rests.
 //
 // Of each matrix there are two in the workspace, one behind the other: nearest numbers, and rests. Both have a line along K for each row of A or
 // column of B, of `pitch` floats, which begins at a multiple of 128 bytes.

@@ -5,7 +5,8 @@
 //! - Three products of four are summed, `A B`, `A rest` and `rest B`. A stage of the ring has a matrix of A and another of B, and two stages
 //!   the same K: so four matrices are loaded for three products, and 32 of K are added outside of the matrix units at a time.
 //! - Traffic: operands are read once, and twice as much is written and read by the matmul.
-//! - Errors: both numbers together are off by 2^-23 at most, rests times rests are below 2^-22 of a product, with either sign.
+//! - Errors: both numbers together are off by 2^-23 at most, rests times rests are below 2^-22 of a product, with either sign. Numbers below 2^-114
+//!   are off by up to 2^-137, whatever their size.
 
 use deuteron_codegen::cuda::grid::{Grid, Word};
 use deuteron_codegen::cuda::target::CudaTarget;
@@ -17,7 +18,7 @@ use super::HopperKernel;
 use crate::cuda::mma::PASSES_FROM;
 use crate::kernel::MatmulLaunch;
 
-/// What splits, and what does sums again that are infinite or no number.
+/// What splits, and what does sums again that are infinite or NaN.
 pub(super) const SPLIT: &str = include_str!("split.cu");
 pub(super) const AGAIN: &str = include_str!("tf32.cu");
 
