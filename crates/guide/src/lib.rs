@@ -208,6 +208,11 @@ mod tests {
                 "x = input bf16[64,768] ; w = weight bf16[768,3072] ; b = weight bf16[3072] ; h = linear x w b ; y = gelu h ; out y",
             ],
         );
+        // Spaces in a shape do not matter, and a comment is no operand.
+        let spaced = answer("h = linear x w b ; y = gelu h ; out y").replace("[8192,768]", "[8192, 768]");
+        let commented = "# bf16[8192,768]\nx = input bf16[16,768]\nw = weight bf16[768,3072]\nb = weight bf16[3072]\nh = linear x w b\n\
+                         y = gelu h\nout y";
+        check("3.2", [&spaced, commented, &answer("h = linear x w b ; out h"), &answer("y = gelu x ; out y")]);
     }
 
     /// A rung's text with replacements.
@@ -262,6 +267,14 @@ mod tests {
                 changed(&[less, last]),
             ],
         );
+        // A rung without barriers, and shuffles beside a sum that needs none.
+        let warp = Ladder::NormAct.rungs().iter().find(|rung| rung.name == "l4_warp_a_row").unwrap().text().unwrap();
+        let beside = "float sum = 0.0f; for (int i = 0; i < 32; ++i) sum += s_sums[i];\n\
+             for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, 0.0f, mask);";
+        check_sources(
+            "1.4",
+            [changed(&[steps, last]), warp.to_string(), changed(&[steps, (last.0, beside)]), changed(&[less, last])],
+        );
     }
 
     #[test]
@@ -286,6 +299,18 @@ mod tests {
                 changed(&[]),
                 changed(&[(largest, ""), (sum, &unscaled)]),
                 changed(&[(largest, ""), (sum, &too_far)]),
+            ],
+        );
+        // No maximum, a constant in its place, and three passes by another word.
+        let constant = |value: &str| changed(&[(largest, &format!("most = {value};\n    "))]);
+        let passes = "int i = 0; while (i < seen) { sum += expf(g_row[i] - most); ++i; }";
+        check_sources(
+            "2.4",
+            [
+                changed(&[(largest, ""), (sum, &right)]),
+                constant("0.0f"),
+                constant("g_row[0]"),
+                changed(&[(sum, passes)]),
             ],
         );
     }

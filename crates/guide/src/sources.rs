@@ -20,16 +20,32 @@ pub fn shuffled_sum(source: &str, workshop: Workshop) -> Result<Verdict, Error> 
     let judged = judged(&counted, workshop, Ladder::NormAct, "l3_block_a_row", &graph)?;
     let count = |word: &str| judged.printed.lines().filter(|line| *line == word).count();
     let (barriers, shuffles) = (count("barrier"), count("shuffle"));
-    let is_done = barriers <= MOST_BARRIERS && shuffles >= LEAST_SHUFFLES;
-    Ok(match judged.verdict.right && !is_done {
-        true => Verdict::wrong(format!(
+    let is_done = (LEAST_BARRIERS..=MOST_BARRIERS).contains(&barriers) && shuffles >= LEAST_SHUFFLES;
+    if !judged.verdict.right {
+        return Ok(judged.verdict);
+    }
+    if !is_done {
+        return Ok(Verdict::wrong(format!(
             "the result is right, but a row takes {barriers} barriers and {shuffles} shuffles per thread: the rung takes {BARRIERS} barriers, and \
-             with the last five steps of both sums by shuffles at most {MOST_BARRIERS} and at least {LEAST_SHUFFLES} shuffles are left; end the \
-             loop when 32 sums are left"
-        )),
+             with the last five steps of both sums by shuffles {LEAST_BARRIERS} to {MOST_BARRIERS} and at least {LEAST_SHUFFLES} shuffles are left; \
+             end the loop when 32 sums are left"
+        )));
+    }
+    // Shuffles that the sum does not need are not those of the exercise.
+    let without = self::judged(&format!("{NO_SHUFFLES}{source}"), workshop, Ladder::NormAct, "l3_block_a_row", &graph)?;
+    Ok(match without.verdict.right {
+        true => Verdict::wrong(
+            "the result is the same where every lane keeps its own value: the shuffles take no part in the sum",
+        ),
         false => judged.verdict,
     })
 }
+
+/// Shuffles that give each lane what it had.
+const NO_SHUFFLES: &str = r#"
+#define __shfl_xor_sync(mask, value, ...) (value)
+#define __shfl_sync(mask, value, ...) (value)
+"#;
 
 /// Barriers and shuffles that one thread of the first block counts, by lines that it prints.
 const COUNTERS: &str = r#"
@@ -41,6 +57,9 @@ const COUNTERS: &str = r#"
 
 /// Barriers of the rung per row: two sums, each with one before its eight steps, one after each, and one behind.
 const BARRIERS: usize = 20;
+
+/// One before the steps of each sum, which other warps wrote, and one behind them.
+const LEAST_BARRIERS: usize = 2 * 2;
 
 /// The same without those of five steps, but with one for the sum that the shuffles leave.
 const MOST_BARRIERS: usize = BARRIERS - 2 * 4;
@@ -55,14 +74,32 @@ pub fn online_softmax(source: &str, workshop: Workshop) -> Result<Verdict, Error
     let graph = op.graph(&op.operand_types_of(&sizes))?;
     let code = without_comments(source);
     let softmax = code.split("softmax(").nth(1).and_then(|rest| rest.split("extern \"C\"").next());
-    match softmax.map(|text| text.matches("for (").count()) {
-        None => Ok(Verdict::wrong("there is no kernel `softmax` in the source")),
+    let dense = |text: &str| text.split_whitespace().collect::<String>();
+    let loops =
+        |text: &str| ["for(", "while(", "goto"].iter().map(|word| dense(text).matches(word).count()).sum::<usize>();
+    match softmax.map(loops) {
+        None => return Ok(Verdict::wrong("there is no kernel `softmax` in the source")),
         Some(loops) if loops > 2 => {
-            Ok(Verdict::wrong(format!("the softmax has {loops} loops; the exercise asks for two")))
+            return Ok(Verdict::wrong(format!("the softmax has {loops} loops; the exercise asks for two")));
         }
-        Some(_) => run(source, workshop, Ladder::Attention, "l1_naive", &graph),
+        Some(_) => {}
     }
+    let verdict = run(source, workshop, Ladder::Attention, "l1_naive", &graph)?;
+    if !verdict.right {
+        return Ok(verdict);
+    }
+    let text = graph.to_string();
+    let large: Graph = text.replace("scale=0.125", &format!("scale={LARGE}")).parse()?;
+    Ok(match run(source, workshop, Ladder::Attention, "l1_naive", &large)?.right {
+        true => verdict,
+        false => Verdict::wrong(
+            "the result is right of small scores only: large ones overflow where the largest so far is not subtracted",
+        ),
+    })
 }
+
+/// A factor of scores that makes them hundreds.
+const LARGE: f64 = 30.0;
 
 /// A text without what follows `//` in its lines.
 fn without_comments(source: &str) -> String {
