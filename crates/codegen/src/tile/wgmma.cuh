@@ -40,8 +40,7 @@ template <int LEADING> static __device__ __forceinline__ u64 matrix_descriptor(u
 // N of 16, 32, 48, 80 and 112 are there for heads of attention, from registers alone.
 // TRANSPOSED: columns of b are contiguous, not the axis of the sum.
 // KIND 3 is bytes with a sign: 64 x 32 and 32 x N, so as many bytes, with exact sums of 32 bits. The axis of the sum is contiguous in both.
-// KIND 0 is TF32, f32 whose 13 lowest bits do not count: 64 x 8 and 8 x N, so as many bytes again, and the axis of the sum is contiguous in both.
-// N is at most 160: sums of a stage and sums of all do not fit the registers of a thread beside each other for wider tiles.
+// KIND 0 is TF32, f32 without its 13 lowest bits: 64 x 8 and 8 x N, likewise contiguous. N is at most 160: sums of a stage and of all K share the registers.
 template <int N, int KIND> struct Wgmma;
 #define WGMMA(TYPES, N, D, REST, ADD, ...) \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" D \
@@ -188,17 +187,13 @@ WGMMA_OF_BYTES(160, SUMS_160, "%80, %81", "%82", SIXTY_FOUR_INTS(0), SIXTEEN_INT
 WGMMA_OF_BYTES(192, SUMS_192, "%96, %97", "%98", SIXTY_FOUR_INTS(0), SIXTEEN_INTS(64), SIXTEEN_INTS(80));
 WGMMA_OF_BYTES(224, SUMS_224, "%112, %113", "%114", SIXTY_FOUR_INTS(0), SIXTEEN_INTS(64), SIXTEEN_INTS(80), SIXTEEN_INTS(96));
 WGMMA_OF_BYTES(256, SUMS_256, "%128, %129", "%130", SIXTY_FOUR_INTS(0), SIXTY_FOUR_INTS(64));
-
-#define WGMMA_OF_TF32(N, D, REST, ADD, ...) \
-    template <> struct Wgmma<N, 0> { \
-        template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[N / 2], u64 a, u64 b, int add) { \
-            static_assert(TRANSPOSED == 0 && TRANSPOSED_A == 0, "the axis of the sum is contiguous"); \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 {" D \
-                         "}, " REST ", p, 1, 1;\n}" : __VA_ARGS__ : "l"(a), "l"(b), "r"(add)); \
-        } \
-    }
-WGMMA_OF_TF32(64, SUMS_64, "%32, %33", "%34", SIXTEEN(0), SIXTEEN(16));
-WGMMA_OF_TF32(96, SUMS_96, "%48, %49", "%50", SIXTEEN(0), SIXTEEN(16), SIXTEEN(32));
+#define WGMMA_OF_TF32(N, D, REST, ADD, ...) template <> struct Wgmma<N, 0> { \
+    template <int TRANSPOSED, int TRANSPOSED_A = 0> static __device__ __forceinline__ void from_shared(float (&d)[N / 2], u64 a, u64 b, int add) { \
+        static_assert(TRANSPOSED == 0 && TRANSPOSED_A == 0, "the axis of the sum is contiguous"); \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 {" D \
+                     "}, " REST ", p, 1, 1;\n}" : __VA_ARGS__ : "l"(a), "l"(b), "r"(add)); \
+    } }
+WGMMA_OF_TF32(64, SUMS_64, "%32, %33", "%34", SIXTEEN(0), SIXTEEN(16)); WGMMA_OF_TF32(96, SUMS_96, "%48, %49", "%50", SIXTEEN(0), SIXTEEN(16), SIXTEEN(32));
 WGMMA_OF_TF32(128, SUMS_128, "%64, %65", "%66", SIXTY_FOUR(0));
 WGMMA_OF_TF32(144, SUMS_144, "%72, %73", "%74", SIXTY_FOUR(0), FOUR(64), FOUR(68));
 WGMMA_OF_TF32(160, SUMS_160, "%80, %81", "%82", SIXTY_FOUR(0), SIXTEEN(64));
