@@ -381,9 +381,8 @@ def test_gpt2_is_planned_as_our_own(torch: Any, transformers: Any) -> None:
     analysis = deuteron.analyze(model, (ids,), device="h200")
     kernels = {kernel["name"]: len(kernel["launches"]) for kernel in analysis.kernels}
     assert kernels["layer_norm"] == 24 and kernels["gather + add + layer_norm"] == 1
-    # The library's f32 matmuls leave GELU to a kernel of its own.
-    assert kernels["attention + reshape"] == 12 and kernels["gelu"] == 12
-    assert analysis.json()["plans"]["chosen"]["kernels"] == 98
+    assert kernels["attention + reshape"] == 12 and kernels["linear + gelu"] == 12
+    assert analysis.json()["plans"]["chosen"]["kernels"] == 86
 
 
 # Other models.

@@ -228,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(Q_THREADS, Q_BLOCKS) backward_queri
     });
 #pragma unroll
     for (int i = 0; i < Q_ATOMS * WIDTH / 2; ++i) r_dq[i / 4 / (WIDTH / 8)][i / 4 % (WIDTH / 8)][i % 4] *= SCALE;
-    Element* g_dq = p.g_dq + start(p.dq, of_all / of.heads, of_all % of.heads);
+    Element* g_dq = p.g_dq + start(p.dq, (u32)of_all / (u32)of.heads, (u32)of_all % (u32)of.heads);
     store_rows(s_q + warp_row * ROW, g_dq, p.dq.position, warp_first, end, r_dq, lane);
 }
 
@@ -404,7 +404,8 @@ extern "C" __global__ void __launch_bounds__(K_THREADS, K_BLOCKS) backward_keys(
         r_dk[i / 4 / (COLUMNS / 8)][i / 4 % (COLUMNS / 8)][i % 4] *= SCALE;
         if constexpr (DROPOUT) r_dv[i / 4 / (COLUMNS / 8)][i / 4 % (COLUMNS / 8)][i % 4] *= KEPT;
     }
-    const u64 sequence = of_all / of.heads, head = of_all % of.heads;
+    // Found anew: over the loop there are no registers to hold them.
+    const u32 own_head = blockIdx.x / PARTS % (u32)all_heads, sequence = own_head / (u32)of.heads, head = own_head % (u32)of.heads;
     store_rows(s_k + warp_row * ROW, p.g_dk + start(p.dk, sequence, head) + column, p.dk.position, own.first, keys, r_dk, lane);
     store_rows(s_v + warp_row * ROW, p.g_dv + start(p.dv, sequence, head) + column, p.dv.position, own.first, keys, r_dv, lane);
 }
