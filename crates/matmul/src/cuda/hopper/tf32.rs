@@ -24,7 +24,8 @@ pub(super) const AGAIN: &str = include_str!("tf32.cu");
 
 /// Stages that have the same K, as in `operands.cu`.
 pub(super) const PASSES: usize = 2;
-/// Threads of a block that splits; how many numbers it has of lines along K, and the lines and numbers of each of others, as in `split.cu`.
+/// Threads of a block that splits. Where lines lie along K, a block takes `NUMBERS` numbers; elsewhere a square of `SIDE` lines and columns. As in
+/// `split.cu`.
 const THREADS: u32 = 256;
 const NUMBERS: usize = 4 * 4 * 256;
 const SIDE: usize = 64;
